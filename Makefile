@@ -1,0 +1,90 @@
+# Strata. `make help` lists what can be made. Objects go to build/; a new source file needs no edit here.
+# Layout rules: src/ROOM/*.c is the engine (src/cli/ is the program), NAME_avx2.c and NAME_avx512.c are compiled for that
+# instruction set and chosen at run time, tests/test_*.c is one cmocka program each, tests/*.sh and tests/node/*.mjs are scripts,
+# bench/*.c and tools/*.c are one program each, tests/fuzz_*.c are libFuzzer targets.
+BUILD ?= build
+CC ?= cc
+CFLAGS ?= -O3 -g
+PKGS := jansson libpcre2-8 libutf8proc libxxhash hwloc
+WARN := -Wall -Wextra -Wshadow -Wvla -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter $(WERROR)
+CPPFLAGS += -std=gnu11 -Iinclude -Isrc $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+# The contract of design.md section 2: no contraction, no fast-math, denormals kept.
+NUMBERS := -ffp-contract=off -fno-math-errno -fno-trapping-math
+LDLIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread
+
+AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi2
+AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi -mavx512bitalg -mprefer-vector-width=512
+
+LIB_SRC := $(filter-out src/cli/%,$(wildcard src/*/*.c src/*/*/*.c))
+CLI_SRC := $(wildcard src/cli/*.c)
+LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
+CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/%.o)
+TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
+PROGRAMS := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c tools/*.c))
+MODEL := models/pebble/pebble.gguf
+
+all: $(BUILD)/strata ## build the program (build/strata)
+	@:
+
+run: deps all ## install what is missing, build, and let the bundled model write a story
+	$(BUILD)/strata run -m $(MODEL) --seed 7 -n 200 -p "Once upon a time"
+
+test: deps-test ## install what is missing, build and run every test
+	@tests/run.sh $(BUILD)
+
+bench: deps all programs ## speeds: kernels beside a plain read, decoding beside llama.cpp when its library is there
+	@bench/run.sh $(BUILD)
+
+asan: deps-test ## the tests with AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(MAKE) --no-print-directory BUILD=build-asan CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" WERROR= asan-tests
+
+asan-tests:
+	@tests/run.sh $(BUILD) sanitizer
+
+fuzz: deps-test ## 60 s of libFuzzer per target (needs clang)
+	@tests/fuzz.sh 60
+
+programs: $(PROGRAMS)
+tests: $(TESTS) programs all
+
+deps:
+	@tools/deps.sh build
+deps-test:
+	@tools/deps.sh test
+
+install: all ## install the program into PREFIX (default /usr/local)
+	install -D $(BUILD)/strata $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/strata
+
+format: ## clang-format everything
+	clang-format -i $(shell git ls-files '*.c' '*.h')
+
+clean: ## remove what was built
+	rm -rf build build-asan build-fuzz
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | sort | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+$(BUILD)/strata: $(CLI_OBJ) $(BUILD)/libstrata.a
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(CLI_OBJ) $(BUILD)/libstrata.a $(LDLIBS)
+$(BUILD)/libstrata.a: $(LIB_OBJ)
+	@rm -f $@
+	$(AR) rcs $@ $(LIB_OBJ)
+$(BUILD)/%_avx2.o: %_avx2.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(NUMBERS) $(WARN) $(AVX2_FLAGS) -MMD -MP -c -o $@ $<
+$(BUILD)/%_avx512.o: %_avx512.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(NUMBERS) $(WARN) $(AVX512_FLAGS) -MMD -MP -c -o $@ $<
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(NUMBERS) $(WARN) -MMD -MP -c -o $@ $<
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libstrata.a
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka -ldl
+$(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/libstrata.a
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS) -ldl
+$(BUILD)/tools/%: $(BUILD)/tools/%.o $(BUILD)/libstrata.a
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS) -ldl
+
+.PHONY: all run test tests bench asan asan-tests fuzz programs deps deps-test install format clean help
+.SECONDARY:
+-include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(wildcard $(BUILD)/tests/*.d $(BUILD)/bench/*.d $(BUILD)/tools/*.d)
