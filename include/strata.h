@@ -33,4 +33,74 @@ struct strata_error {
     char text[512];
 };
 
+/* ---- Engine ------------------------------------------------------------------------------------------------------------------------ */
+
+enum { STRATA_MAX_ROWS = 8 }; /* rows of a window */
+
+struct strata_engine;
+struct strata_session;
+
+struct strata_options {
+    int threads;                            /* 0: one per physical core */
+    bool (*progress)(void *context, double part); /* loading, 0..1; returns false to stop. NULL: silent */
+    void *progress_context;
+};
+
+/* Opens a GGUF file (the first of a split model) and loads it. Sentences say what is wrong with a file. */
+int strata_engine_open(struct strata_engine **out, const char *path, const struct strata_options *options, struct strata_error *error);
+/* Sessions must be closed first. NULL is allowed. */
+void strata_engine_close(struct strata_engine *engine);
+
+struct strata_info {
+    const char *isa;        /* the instruction set in use: "ref", "avx2", "avx512" */
+    int threads;
+    int n_vocab, n_layers, max_context;
+    uint64_t weight_bytes;  /* RAM for weights; embedding tables stay in the file */
+};
+void strata_engine_info(const struct strata_engine *engine, struct strata_info *info);
+
+/* After every layer of every window, one call per row: residual is the wide residual [width] of that row. For hashes and tests. NULL ends it. */
+typedef void strata_probe_fn(void *context, const struct strata_session *session, int position, int layer, const float *residual, int width);
+void strata_engine_probe(struct strata_engine *engine, strata_probe_fn *probe, void *context);
+
+/* ---- Session ----------------------------------------------------------------------------------------------------------------------- */
+
+enum strata_kv { STRATA_KV_F16, STRATA_KV_INT8 }; /* the one setting that changes the arithmetic */
+
+/* `context`: most tokens it may hold, 1 .. max_context; memory is taken as it fills. */
+int strata_session_open(struct strata_session **out, struct strata_engine *engine, int context, enum strata_kv kv, struct strata_error *error);
+void strata_session_close(struct strata_session *session);
+
+int strata_session_length(const struct strata_session *session);            /* committed tokens */
+const int32_t *strata_session_tokens(const struct strata_session *session); /* [length], the session's memory */
+
+/* Makes the session's tokens equal `tokens` and leaves the logits of the last in strata_session_logits. What is there already is kept if
+ * `tokens` continues it; otherwise the session starts anew. `width` rows per window, 1 .. STRATA_MAX_ROWS (any width: the same bits).
+ * `progress` as in the options, or NULL. After a failure the session is empty. */
+int strata_session_sync(struct strata_session *session, const int32_t *tokens, int n, int width, bool (*progress)(void *, double), void *progress_context,
+                        struct strata_error *error);
+/* Logits [n_vocab] after the last committed token, valid until the next window of any session; NULL before the first. */
+const float *strata_session_logits(const struct strata_session *session);
+/* A hash of the state that a next token could read: equal states, equal hashes. */
+uint64_t strata_session_hash(const struct strata_session *session);
+
+/* ---- Window ------------------------------------------------------------------------------------------------------------------------ */
+
+/* Rows of one session are neighbours; the first continues the committed tokens. `certain`: will be kept whatever the outcome (its effect on
+ * the states is cheaper); certain rows come before the others of a session. */
+struct strata_row {
+    struct strata_session *session;
+    int32_t token;
+    bool certain;
+    bool wants_logits;
+};
+
+/* One forward pass. Nothing is committed; every session in it must be committed before its next window. */
+int strata_window_run(struct strata_engine *engine, const struct strata_row *rows, int n, struct strata_error *error);
+/* Logits [n_vocab] of a row of the last window, NULL if it did not want them. Valid until the next window. */
+const float *strata_window_logits(const struct strata_engine *engine, int row);
+/* Keeps the session's first n rows of the last window: at least its certain ones, at most all. The logits of the last kept row become the
+ * session's. */
+int strata_session_commit(struct strata_session *session, int n, struct strata_error *error);
+
 #endif

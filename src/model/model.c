@@ -1,0 +1,30 @@
+#include "model/model.h"
+
+#include <string.h>
+
+static const struct model_arch *const architectures[] = { &model_qwen4exp };
+
+static int find_arch(const struct model_arch **out, const struct gguf *gguf, struct strata_error *error)
+{
+    struct gguf_string name;
+    int code = gguf_get_string(gguf, "general.architecture", &name, error);
+    if (code < 0)
+        return code;
+    if (code == 0)
+        return error_set(error, STRATA_E_FORMAT, "%s has no general.architecture: not a model", gguf->files[0].path);
+    for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++)
+        if (strcmp(architectures[i]->name, name.data) == 0) {
+            *out = architectures[i];
+            return 0;
+        }
+    return error_set(error, STRATA_E_UNSUPPORTED, "architecture '%.40s' is not supported; Strata runs qwen4exp (Qwen3.8-Flash-Next)", name.data);
+}
+
+int model_load(struct model **out, const struct gguf *gguf, struct ops *ops, bool (*progress)(void *, double), void *progress_context, struct strata_error *error)
+{
+    const struct model_arch *arch;
+    int code = find_arch(&arch, gguf, error);
+    return code ? code : arch->load(out, gguf, ops, progress, progress_context, error);
+}
+
+int model_check(const struct gguf *gguf, struct strata_error *error) { return model_load(NULL, gguf, NULL, NULL, NULL, error); }

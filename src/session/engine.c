@@ -1,0 +1,224 @@
+ * themselves belong to model/. */
+#include <strata.h>
+
+#include "model/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct strata_engine {
+    struct gguf *gguf;
+    struct ops *ops;
+    struct model *model;
+    struct model_window *window;
+    strata_probe_fn *probe;
+    void *probe_context;
+    /* The last window. */
+    uint64_t serial;
+    int n_rows;
+    struct strata_row rows[STRATA_MAX_ROWS];
+    int32_t positions[STRATA_MAX_ROWS];
+};
+
+struct strata_session {
+    struct strata_engine *engine;
+    struct model_state *state;
+    int32_t *tokens; /* [context] */
+    int length, context;
+    int pending_first, pending; /* its rows in the last window, not yet committed */
+    uint64_t logits_serial; /* the window whose logits are the session's; 0: none */
+    int logits_row;
+};
+
+_Static_assert((int)STRATA_MAX_ROWS == (int)KERNEL_MAX_ROWS, "a window is what the kernels take");
+
+static const struct model_arch *arch_of(const struct strata_engine *engine) { return engine->model->arch; }
+
+int strata_engine_open(struct strata_engine **out, const char *path, const struct strata_options *options, struct strata_error *error)
+{
+    struct strata_engine *engine = calloc(1, sizeof *engine);
+    if (!engine)
+        return error_set(error, STRATA_E_MEMORY, "out of memory for the engine");
+    int code = gguf_open(&engine->gguf, path, error);
+    if (!code) /* shapes and types before anything is allocated: a wrong file fails at once */
+        code = model_check(engine->gguf, error);
+    if (!code)
+        code = ops_cpu_create(&engine->ops, isa_detect(), options ? options->threads : 0, error);
+    if (!code)
+        code = model_load(&engine->model, engine->gguf, engine->ops, options ? options->progress : NULL, options ? options->progress_context : NULL, error);
+    if (!code)
+        code = arch_of(engine)->window_create(&engine->window, engine->model, error);
+    if (code) {
+        strata_engine_close(engine);
+        return code;
+    }
+    *out = engine;
+    return 0;
+}
+
+void strata_engine_close(struct strata_engine *engine)
+{
+    if (!engine)
+        return;
+    if (engine->model) {
+        arch_of(engine)->window_destroy(engine->window);
+        arch_of(engine)->destroy(engine->model);
+    }
+    ops_cpu_destroy(engine->ops);
+    gguf_close(engine->gguf);
+    free(engine);
+}
+
+void strata_engine_info(const struct strata_engine *engine, struct strata_info *info)
+{
+    const struct model *m = engine->model;
+    *info = (struct strata_info){ ops_cpu_name(engine->ops), pool_threads(ops_cpu_pool(engine->ops)), m->n_vocab, m->n_layers, m->max_context, m->weight_bytes };
+}
+
+void strata_engine_probe(struct strata_engine *engine, strata_probe_fn *probe, void *context)
+{
+    engine->probe = probe;
+    engine->probe_context = context;
+}
+
+/* ---- Sessions ---------------------------------------------------------------------------------------------------------------------- */
+
+int strata_session_open(struct strata_session **out, struct strata_engine *engine, int context, enum strata_kv kv, struct strata_error *error)
+{
+    struct strata_session *s = calloc(1, sizeof *s);
+    if (!s)
+        return error_set(error, STRATA_E_MEMORY, "out of memory for a session");
+    *s = (struct strata_session){ .engine = engine, .context = context };
+    int code = arch_of(engine)->state_create(&s->state, engine->model, context, kv == STRATA_KV_INT8 ? KV_INT8 : KV_F16, error);
+    if (!code && !(s->tokens = malloc((size_t)context * sizeof *s->tokens)))
+        code = error_set(error, STRATA_E_MEMORY, "out of memory for a session of %d tokens", context);
+    if (code) {
+        strata_session_close(s);
+        return code;
+    }
+    *out = s;
+    return 0;
+}
+
+void strata_session_close(struct strata_session *s)
+{
+    if (!s)
+        return;
+    arch_of(s->engine)->state_destroy(s->state);
+    free(s->tokens);
+    free(s);
+}
+
+int strata_session_length(const struct strata_session *s) { return s->length; }
+const int32_t *strata_session_tokens(const struct strata_session *s) { return s->tokens; }
+const float *strata_session_logits(const struct strata_session *s)
+{
+    return s->logits_serial && s->logits_serial == s->engine->serial ? strata_window_logits(s->engine, s->logits_row) : NULL;
+}
+uint64_t strata_session_hash(const struct strata_session *s) { return arch_of(s->engine)->state_hash(s->state, s->length); }
+
+static void clear(struct strata_session *s)
+{
+    arch_of(s->engine)->state_reset(s->state);
+    s->length = s->pending = 0;
+    s->logits_serial = 0;
+}
+
+int strata_session_sync(struct strata_session *s, const int32_t *tokens, int n, int width, bool (*progress)(void *, double), void *progress_context,
+                        struct strata_error *error)
+{
+    if (n < 1 || n > s->context)
+        return error_set(error, STRATA_E_ARGUMENT, "%d tokens for a session of 1 to %d", n, s->context);
+    if (width < 1 || width > STRATA_MAX_ROWS)
+        return error_set(error, STRATA_E_ARGUMENT, "a window of %d rows: wanted 1 to %d", width, STRATA_MAX_ROWS);
+    /* The logits of the last token are wanted even if nothing is new, and they may be gone: then the sequence is read again. */
+    bool continues = s->length <= n && memcmp(s->tokens, tokens, (size_t)s->length * sizeof *tokens) == 0 && (s->length < n || strata_session_logits(s));
+    if (!continues)
+        clear(s);
+    int code = 0, start = s->length;
+    while (!code && s->length < n) {
+        struct strata_row rows[STRATA_MAX_ROWS];
+        int count = n - s->length < width ? n - s->length : width;
+        for (int t = 0; t < count; t++)
+            rows[t] = (struct strata_row){ s, tokens[s->length + t], true, s->length + t == n - 1 };
+        code = strata_window_run(s->engine, rows, count, error);
+        if (!code)
+            code = strata_session_commit(s, count, error);
+        if (!code && progress && !progress(progress_context, (double)(s->length - start) / (double)(n - start)))
+            code = error_set(error, STRATA_E_STOPPED, "reading the prompt was stopped");
+    }
+    if (code)
+        clear(s);
+    return code;
+}
+
+/* ---- Windows ----------------------------------------------------------------------------------------------------------------------- */
+
+static void pass_probe(void *context, int layer, int n, const float *residual, int width)
+{
+    struct strata_engine *engine = context;
+    for (int t = 0; t < n; t++)
+        engine->probe(engine->probe_context, engine->rows[t].session, engine->positions[t], layer, residual + (size_t)t * (size_t)width, width);
+}
+
+int strata_window_run(struct strata_engine *engine, const struct strata_row *rows, int n, struct strata_error *error)
+{
+    if (n < 1 || n > STRATA_MAX_ROWS)
+        return error_set(error, STRATA_E_ARGUMENT, "a window of %d rows: wanted 1 to %d", n, STRATA_MAX_ROWS);
+    for (int t = 0; t < n; t++) {
+        if (rows[t].session->engine != engine)
+            return error_set(error, STRATA_E_ARGUMENT, "row %d of the window belongs to another engine", t);
+        if (rows[t].session->pending)
+            return error_set(error, STRATA_E_ARGUMENT, "row %d: its session's last window was not committed", t);
+        for (int before = 0; before + 1 < t; before++)
+            if (rows[before].session == rows[t].session && rows[t - 1].session != rows[t].session)
+                return error_set(error, STRATA_E_ARGUMENT, "row %d: the rows of a session must be neighbours", t);
+    }
+    struct model_row model_rows[STRATA_MAX_ROWS] = { 0 };
+    for (int t = 0, i = 0; t < n; t++) {
+        struct strata_session *s = rows[t].session;
+        i = t && rows[t - 1].session == s ? i + 1 : 0;
+        if (s->length + i >= s->context)
+            return error_set(error, STRATA_E_ARGUMENT, "the session is full: %d of %d tokens", s->length, s->context);
+        s->tokens[s->length + i] = rows[t].token;
+        engine->positions[t] = s->length + i;
+        model_rows[t] = (struct model_row){ s->state, s->tokens, s->length + i, rows[t].certain, rows[t].wants_logits };
+    }
+    memcpy(engine->rows, rows, (size_t)n * sizeof *rows);
+    engine->n_rows = n;
+    engine->serial++;
+    int code = arch_of(engine)->forward(engine->window, model_rows, n, engine->probe ? pass_probe : NULL, engine, error);
+    for (int t = 0; t < n; t++) {
+        struct strata_session *s = rows[t].session;
+        if (code) {
+            clear(s); /* part of the states may have moved on */
+            continue;
+        }
+        if (t == 0 || rows[t - 1].session != s)
+            s->pending_first = t;
+        s->pending = t - s->pending_first + 1;
+    }
+    return code;
+}
+
+const float *strata_window_logits(const struct strata_engine *engine, int row)
+{
+    return row >= 0 && row < engine->n_rows ? arch_of(engine)->logits(engine->window, row) : NULL;
+}
+
+int strata_session_commit(struct strata_session *s, int n, struct strata_error *error)
+{
+    int certain = 0;
+    while (certain < s->pending && s->engine->rows[s->pending_first + certain].certain)
+        certain++;
+    if (!s->pending)
+        return error_set(error, STRATA_E_ARGUMENT, "the session has no window to commit");
+    if (n < certain || n > s->pending)
+        return error_set(error, STRATA_E_ARGUMENT, "commit of %d rows: wanted %d to %d", n, certain, s->pending);
+    arch_of(s->engine)->commit(s->engine->window, s->state, n);
+    s->length += n;
+    s->logits_serial = n ? s->engine->serial : 0;
+    s->logits_row = s->pending_first + n - 1;
+    s->pending = 0;
+    return 0;
+}

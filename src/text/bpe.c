@@ -1,0 +1,147 @@
+#include "text/bpe.h"
+
+#include <stdlib.h>
+
+enum { NO_RANK = -1 };
+
+int bpe_create(struct bpe *bpe, uint32_t n_merges, struct strata_error *error)
+{
+    uint64_t n_slots = 16;
+    while (n_slots < 2 * (uint64_t)n_merges) /* at most half full */
+        n_slots *= 2;
+    *bpe = (struct bpe){ .mask = (uint32_t)(n_slots - 1) };
+    bpe->merges = malloc(((size_t)n_merges + 1) * sizeof *bpe->merges);
+    bpe->slots = calloc(n_slots, sizeof *bpe->slots);
+    if (bpe->merges && bpe->slots)
+        return 0;
+    bpe_destroy(bpe);
+    return error_set(error, STRATA_E_MEMORY, "a table of %u merges: out of memory", n_merges);
+}
+
+void bpe_destroy(struct bpe *bpe)
+{
+    free(bpe->merges);
+    free(bpe->slots);
+    *bpe = (struct bpe){ 0 };
+}
+
+/* The slot that holds the pair, or the free one where it belongs. */
+static uint32_t find_slot(const struct bpe *bpe, int32_t left, int32_t right)
+{
+    uint64_t hash = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9e3779b97f4a7c15u;
+    uint32_t i = (uint32_t)(hash >> 32) & bpe->mask;
+    for (;; i = (i + 1) & bpe->mask) {
+        if (!bpe->slots[i])
+            return i;
+        const struct bpe_merge *merge = &bpe->merges[bpe->slots[i] - 1];
+        if (merge->left == left && merge->right == right)
+            return i;
+    }
+}
+
+void bpe_add(struct bpe *bpe, struct bpe_merge merge)
+{
+    uint32_t slot = find_slot(bpe, merge.left, merge.right);
+    bpe->merges[bpe->n_merges++] = merge;
+    if (!bpe->slots[slot])
+        bpe->slots[slot] = bpe->n_merges;
+}
+
+static int64_t find_rank(const struct bpe *bpe, int32_t left, int32_t right)
+{
+    return (int64_t)bpe->slots[find_slot(bpe, left, right)] - 1; /* NO_RANK for a free slot */
+}
+
+void bpe_work_free(struct bpe_work *work)
+{
+    free(work->symbols);
+    free(work->heap);
+    *work = (struct bpe_work){ 0 };
+}
+
+static int reserve(struct bpe_work *work, size_t n, struct strata_error *error)
+{
+    if (n <= work->room)
+        return 0;
+    if (n >= UINT32_MAX / 4)
+        return error_set(error, STRATA_E_ARGUMENT, "a word of %zu bytes is too long to be encoded", n);
+    bpe_work_free(work);
+    size_t room = n < 256 ? 256 : n + n / 2;
+    work->symbols = malloc(room * sizeof *work->symbols);
+    work->heap = malloc(2 * room * sizeof *work->heap); /* n - 1 pairs at first; each of up to n - 1 merges takes one and adds two */
+    if (!work->symbols || !work->heap) {
+        bpe_work_free(work);
+        return error_set(error, STRATA_E_MEMORY, "encoding a word of %zu bytes: out of memory", n);
+    }
+    work->room = room;
+    return 0;
+}
+
+/* A candidate is rank << 32 | position, so that the smallest is the next merge: lowest rank, then leftmost. */
+static void heap_push(uint64_t *heap, size_t *n, uint64_t candidate)
+{
+    size_t i = (*n)++;
+    for (; i && heap[(i - 1) / 2] > candidate; i = (i - 1) / 2)
+        heap[i] = heap[(i - 1) / 2];
+    heap[i] = candidate;
+}
+
+static uint64_t heap_pop(uint64_t *heap, size_t *n)
+{
+    uint64_t smallest = heap[0], last = heap[--*n];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < *n; i = child) {
+        child += child + 1 < *n && heap[child + 1] < heap[child];
+        if (heap[child] >= last)
+            break;
+        heap[i] = heap[child];
+    }
+    heap[i] = last;
+    return smallest;
+}
+
+int64_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, const uint8_t *bytes, size_t n, int32_t *out, struct strata_error *error)
+{
+    int code = reserve(work, n, error);
+    if (code < 0)
+        return code;
+    enum { MERGED_AWAY = -1 };
+    struct bpe_symbol *symbols = work->symbols;
+    const uint32_t none = UINT32_MAX;
+    size_t n_candidates = 0;
+    for (uint32_t i = 0; i < n; i++)
+        symbols[i] = (struct bpe_symbol){ bpe->byte_token[bytes[i]], i ? i - 1 : none, i + 1 < n ? i + 1 : none };
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        int64_t rank = find_rank(bpe, symbols[i].token, symbols[i + 1].token);
+        if (rank != NO_RANK)
+            heap_push(work->heap, &n_candidates, (uint64_t)rank << 32 | i);
+    }
+    while (n_candidates) {
+        uint64_t candidate = heap_pop(work->heap, &n_candidates);
+        const struct bpe_merge *merge = &bpe->merges[candidate >> 32];
+        uint32_t at = (uint32_t)candidate;
+        struct bpe_symbol *left = &symbols[at];
+        /* An earlier merge may have taken either side since the candidate was noted. */
+        if (left->token != merge->left || left->next == none || symbols[left->next].token != merge->right)
+            continue;
+        struct bpe_symbol *right = &symbols[left->next];
+        left->token = merge->result;
+        left->next = right->next;
+        right->token = MERGED_AWAY;
+        if (left->next != none) {
+            symbols[left->next].previous = at;
+            int64_t rank = find_rank(bpe, left->token, symbols[left->next].token);
+            if (rank != NO_RANK)
+                heap_push(work->heap, &n_candidates, (uint64_t)rank << 32 | at);
+        }
+        if (left->previous != none) {
+            int64_t rank = find_rank(bpe, symbols[left->previous].token, left->token);
+            if (rank != NO_RANK)
+                heap_push(work->heap, &n_candidates, (uint64_t)rank << 32 | left->previous);
+        }
+    }
+    int64_t n_out = 0;
+    for (uint32_t i = 0; i != none; i = symbols[i].next)
+        out[n_out++] = symbols[i].token;
+    return n_out;
+}
