@@ -1,3 +1,4 @@
+/* engine.c - the public interface: engine, sessions, windows. Owns the token lists and decides what is committed; the states
  * themselves belong to model/. */
 #include <strata.h>
 

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-enum { NO_RANK = -1 };
+#define NONE UINT32_MAX /* no such rank, no such position */
 
 int bpe_create(struct bpe *bpe, uint32_t n_merges, struct strata_error *error)
 {
@@ -47,9 +47,9 @@ void bpe_add(struct bpe *bpe, struct bpe_merge merge)
         bpe->slots[slot] = bpe->n_merges;
 }
 
-static int64_t find_rank(const struct bpe *bpe, int32_t left, int32_t right)
+static uint32_t find_rank(const struct bpe *bpe, int32_t left, int32_t right)
 {
-    return (int64_t)bpe->slots[find_slot(bpe, left, right)] - 1; /* NO_RANK for a free slot */
+    return bpe->slots[find_slot(bpe, left, right)] - 1; /* a free slot holds 0: NONE */
 }
 
 void bpe_work_free(struct bpe_work *work)
@@ -77,21 +77,28 @@ static int reserve(struct bpe_work *work, size_t n, struct strata_error *error)
     return 0;
 }
 
-/* A candidate is rank << 32 | position, so that the smallest is the next merge: lowest rank, then leftmost. */
-static void heap_push(uint64_t *heap, size_t *n, uint64_t candidate)
+/* A pair that has a merge becomes a candidate: rank << 32 | position, so that the smallest is the next merge, the lowest rank and then
+ * the leftmost. `left` is the position of the pair's left side. */
+static void consider(const struct bpe *bpe, struct bpe_work *work, uint32_t left)
 {
-    size_t i = (*n)++;
+    if (left == NONE || work->symbols[left].next == NONE)
+        return;
+    uint32_t rank = find_rank(bpe, work->symbols[left].token, work->symbols[work->symbols[left].next].token);
+    if (rank == NONE)
+        return;
+    uint64_t candidate = (uint64_t)rank << 32 | left, *heap = work->heap;
+    size_t i = work->n_candidates++;
     for (; i && heap[(i - 1) / 2] > candidate; i = (i - 1) / 2)
         heap[i] = heap[(i - 1) / 2];
     heap[i] = candidate;
 }
 
-static uint64_t heap_pop(uint64_t *heap, size_t *n)
+static uint64_t take_smallest(struct bpe_work *work)
 {
-    uint64_t smallest = heap[0], last = heap[--*n];
+    uint64_t *heap = work->heap, smallest = heap[0], last = heap[--work->n_candidates];
     size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < *n; i = child) {
-        child += child + 1 < *n && heap[child + 1] < heap[child];
+    for (size_t child; (child = 2 * i + 1) < work->n_candidates; i = child) {
+        child += child + 1 < work->n_candidates && heap[child + 1] < heap[child];
         if (heap[child] >= last)
             break;
         heap[i] = heap[child];
@@ -105,43 +112,29 @@ int64_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, const uint8_t *
     int code = reserve(work, n, error);
     if (code < 0)
         return code;
-    enum { MERGED_AWAY = -1 };
     struct bpe_symbol *symbols = work->symbols;
-    const uint32_t none = UINT32_MAX;
-    size_t n_candidates = 0;
     for (uint32_t i = 0; i < n; i++)
-        symbols[i] = (struct bpe_symbol){ bpe->byte_token[bytes[i]], i ? i - 1 : none, i + 1 < n ? i + 1 : none };
-    for (uint32_t i = 0; i + 1 < n; i++) {
-        int64_t rank = find_rank(bpe, symbols[i].token, symbols[i + 1].token);
-        if (rank != NO_RANK)
-            heap_push(work->heap, &n_candidates, (uint64_t)rank << 32 | i);
-    }
-    while (n_candidates) {
-        uint64_t candidate = heap_pop(work->heap, &n_candidates);
+        symbols[i] = (struct bpe_symbol){ bpe->byte_token[bytes[i]], i ? i - 1 : NONE, i + 1 < n ? i + 1 : NONE };
+    for (uint32_t i = 0; i < n; i++)
+        consider(bpe, work, i);
+    while (work->n_candidates) {
+        uint64_t candidate = take_smallest(work);
         const struct bpe_merge *merge = &bpe->merges[candidate >> 32];
         uint32_t at = (uint32_t)candidate;
         struct bpe_symbol *left = &symbols[at];
         /* An earlier merge may have taken either side since the candidate was noted. */
-        if (left->token != merge->left || left->next == none || symbols[left->next].token != merge->right)
+        if (left->token != merge->left || left->next == NONE || symbols[left->next].token != merge->right)
             continue;
-        struct bpe_symbol *right = &symbols[left->next];
+        symbols[left->next].token = -1; /* no token: whatever was noted for this position is void */
         left->token = merge->result;
-        left->next = right->next;
-        right->token = MERGED_AWAY;
-        if (left->next != none) {
+        left->next = symbols[left->next].next;
+        if (left->next != NONE)
             symbols[left->next].previous = at;
-            int64_t rank = find_rank(bpe, left->token, symbols[left->next].token);
-            if (rank != NO_RANK)
-                heap_push(work->heap, &n_candidates, (uint64_t)rank << 32 | at);
-        }
-        if (left->previous != none) {
-            int64_t rank = find_rank(bpe, symbols[left->previous].token, left->token);
-            if (rank != NO_RANK)
-                heap_push(work->heap, &n_candidates, (uint64_t)rank << 32 | left->previous);
-        }
+        consider(bpe, work, at);
+        consider(bpe, work, left->previous);
     }
     int64_t n_out = 0;
-    for (uint32_t i = 0; i != none; i = symbols[i].next)
+    for (uint32_t i = 0; i != NONE; i = symbols[i].next)
         out[n_out++] = symbols[i].token;
     return n_out;
 }

@@ -29,7 +29,7 @@ struct bpe_symbol { int32_t token; uint32_t previous, next; };
 struct bpe_work {
     struct bpe_symbol *symbols; /* [room] */
     uint64_t *heap;             /* [2 * room] */
-    size_t room;
+    size_t n_candidates, room;
 };
 void bpe_work_free(struct bpe_work *work);
 

@@ -1,0 +1,39 @@
+#include "cli/cli.h"
+
+#include <locale.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct { const char *name; int (*main)(int, char **); const char *summary; } commands[] = {
+    { "run", cli_run, "write text with a model" },
+    { "info", cli_info, "show what is in a model file, and whether it runs" },
+    { "bench", cli_bench, "measure prompt and decoding speed" },
+    { "convert", cli_convert, "make a GGUF file from a Hugging Face checkpoint" },
+    { "quantize", cli_quantize, "re-encode a GGUF file in other types" },
+    { "synth", cli_synth, "write a model of real shapes with random weights" },
+};
+
+static void print_help(FILE *out)
+{
+    fprintf(out, "Strata runs huge sparse mixture-of-experts language models on one PC.\n\nUsage: strata COMMAND [OPTIONS]\n\nCommands:\n");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    fprintf(out, "\n'strata COMMAND --help' explains a command.\nExit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C.\n");
+}
+
+int main(int argc, char **argv)
+{
+    setlocale(LC_CTYPE, "");
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+        print_help(stdout);
+        return CLI_OK;
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (!strcmp(argv[1], commands[i].name))
+            return commands[i].main(argc - 1, argv + 1);
+    return cli_usage("", "'%s' is not a command", argv[1]);
+}
