@@ -1,5 +1,5 @@
-/* quant_random.h - random blocks and weights that tests/test_quant.c and tools/oracle/ggml_vectors.c both make from a seed, so that only
- * hashes need recording. Integers only, hence the same everywhere. */
+/* quant_random.h - random blocks and weights that tests/test_quant.c and tools/oracle/ggml_vectors.c both make from a seed, so that
+ * only hashes need recording. Integers only, hence the same everywhere. */
 #ifndef TESTS_QUANT_RANDOM_H
 #define TESTS_QUANT_RANDOM_H
 
@@ -15,13 +15,13 @@ struct quant_layout {
 };
 
 static const struct quant_layout quant_layouts[] = {
-    { "q4_0", 2, 32, 18, { 0, -1 } },      { "q4_1", 3, 32, 20, { 0, 2 } },      { "q5_0", 6, 32, 22, { 0, -1 } },
-    { "q5_1", 7, 32, 24, { 0, 2 } },       { "q8_0", 8, 32, 34, { 0, -1 } },     { "q2_K", 10, 256, 84, { 80, 82 } },
-    { "q3_K", 11, 256, 110, { 108, -1 } }, { "q4_K", 12, 256, 144, { 0, 2 } },   { "q5_K", 13, 256, 176, { 0, 2 } },
+    { "q4_0", 2, 32, 18, { 0, -1 } },      { "q4_1", 3, 32, 20, { 0, 2 } },       { "q5_0", 6, 32, 22, { 0, -1 } },
+    { "q5_1", 7, 32, 24, { 0, 2 } },       { "q8_0", 8, 32, 34, { 0, -1 } },      { "q2_K", 10, 256, 84, { 80, 82 } },
+    { "q3_K", 11, 256, 110, { 108, -1 } }, { "q4_K", 12, 256, 144, { 0, 2 } },    { "q5_K", 13, 256, 176, { 0, 2 } },
     { "q6_K", 14, 256, 210, { 208, -1 } }, { "iq2_xxs", 16, 256, 66, { 0, -1 } }, { "iq2_xs", 17, 256, 74, { 0, -1 } },
-    { "iq3_xxs", 18, 256, 98, { 0, -1 } }, { "iq1_s", 19, 256, 50, { 0, -1 } },  { "iq4_nl", 20, 32, 18, { 0, -1 } },
-    { "iq3_s", 21, 256, 110, { 0, -1 } },  { "iq2_s", 22, 256, 82, { 0, -1 } },  { "iq4_xs", 23, 256, 136, { 0, -1 } },
-    { "iq1_m", 29, 256, 56, { -1, -1 } },  { "mxfp4", 39, 32, 17, { -1, -1 } },  { "nvfp4", 40, 64, 36, { -1, -1 } },
+    { "iq3_xxs", 18, 256, 98, { 0, -1 } }, { "iq1_s", 19, 256, 50, { 0, -1 } },   { "iq4_nl", 20, 32, 18, { 0, -1 } },
+    { "iq3_s", 21, 256, 110, { 0, -1 } },  { "iq2_s", 22, 256, 82, { 0, -1 } },   { "iq4_xs", 23, 256, 136, { 0, -1 } },
+    { "iq1_m", 29, 256, 56, { -1, -1 } },  { "mxfp4", 39, 32, 17, { -1, -1 } },   { "nvfp4", 40, 64, 36, { -1, -1 } },
     { "q1_0", 41, 128, 18, { 0, -1 } },    { "q2_0", 42, 64, 18, { 0, -1 } },
 };
 enum { QUANT_LAYOUTS = sizeof quant_layouts / sizeof *quant_layouts };
@@ -44,7 +44,8 @@ static inline void quant_random_block(const struct quant_layout *layout, uint64_
         if (layout->half[k] >= 0 && (*high & 0x7c) == 0x7c)
             *high ^= 0x40;
     }
-    if (layout->type == 29 && (out[55] & 0x70) == 0x70 && (out[53] & 0xc0) == 0xc0) /* IQ1_M: exponent in the top nibbles of two words */
+    if (layout->type == 29 && (out[55] & 0x70) == 0x70 &&
+        (out[53] & 0xc0) == 0xc0) /* IQ1_M: exponent in the top nibbles of two words */
         out[55] ^= 0x40;
 }
 
@@ -57,7 +58,8 @@ static inline float quant_random_normal(uint64_t *state)
     return (float)(sum - 6 * 65536) * 0x1p-16f;
 }
 
-/* Weights as a trained matrix has them, about 0.02 in size, and their importances: between 1/16 and 16, independent of the weights. */
+/* Weights as a trained matrix has them, about 0.02 in size, and their importances: between 1/16 and 16, independent of the weights.
+ */
 static inline void quant_random_weights(float *weights, float *importance)
 {
     uint64_t state = 2026;

@@ -1,4 +1,5 @@
-/* test_quant.c - block formats against what ggml's library answered (tests/data/quant_vectors.h, recorded by tools/oracle/ggml_vectors.c). */
+/* test_quant.c - block formats against what ggml's library answered (tests/data/quant_vectors.h, recorded by
+ * tools/oracle/ggml_vectors.c). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,7 +48,10 @@ static void every_format_has_the_name_and_sizes_that_ggml_gives_it(void **state)
 
 static void float_formats_are_blocks_of_one_value_without_groups(void **state)
 {
-    static const struct { const char *name; int bytes; } floats[] = { { "F32", 4 }, { "F16", 2 }, { "BF16", 2 } };
+    static const struct {
+        const char *name;
+        int bytes;
+    } floats[] = { { "F32", 4 }, { "F16", 2 }, { "BF16", 2 } };
     for (int k = 0; k < 3; k++) {
         const struct quant_format *format = quant_format_named(floats[k].name);
         assert_non_null(format);
@@ -81,12 +85,13 @@ static uint32_t rotate_right(uint32_t v, int n) { return v >> n | v << (32 - n);
 static void sha256_chunk(uint32_t hash[8], const uint8_t *chunk)
 {
     static const uint32_t k[64] = {
-        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be,
-        0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa,
-        0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85,
-        0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3,
-        0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
-        0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01,
+        0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc,
+        0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
+        0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08,
+        0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
+        0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
     };
     uint32_t w[64], v[8];
     for (int i = 0; i < 16; i++)
@@ -98,7 +103,8 @@ static void sha256_chunk(uint32_t hash[8], const uint8_t *chunk)
     }
     memcpy(v, hash, sizeof v);
     for (int i = 0; i < 64; i++) {
-        uint32_t s1 = rotate_right(v[4], 6) ^ rotate_right(v[4], 11) ^ rotate_right(v[4], 25), choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
+        uint32_t s1 = rotate_right(v[4], 6) ^ rotate_right(v[4], 11) ^ rotate_right(v[4], 25),
+                 choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
         uint32_t s0 = rotate_right(v[0], 2) ^ rotate_right(v[0], 13) ^ rotate_right(v[0], 22);
         uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]), t = v[7] + s1 + choice + k[i] + w[i];
         memmove(v + 1, v, 7 * sizeof *v);
@@ -125,7 +131,11 @@ static void sha256_hex(const void *data, size_t n, char hex[65])
 
 static void every_codebook_has_its_published_sha256(void **state)
 {
-    static const struct { const void *grid; size_t bytes; const char *sha256; } grids[] = {
+    static const struct {
+        const void *grid;
+        size_t bytes;
+        const char *sha256;
+    } grids[] = {
         { quant_grid_iq2xxs, sizeof quant_grid_iq2xxs, "05826b5d3e472a3a78f196be62ac78acf81df0f909626e12ab9fa2a5d490dd54" },
         { quant_grid_iq2xs, sizeof quant_grid_iq2xs, "06e47aaca60b4dc1d9b5a3f34540437058a6b142b4d7a59d5ded769b4d1bf1de" },
         { quant_grid_iq2s, sizeof quant_grid_iq2s, "e1aa1473412b0552c2174c30ef22ab4073f6a181b85a17056e8249bd2932fd88" },
@@ -263,7 +273,8 @@ static void encoders_err_no_more_than_ggmls_where_weights_are_important(void **s
 
 static void the_formats_that_a_model_is_converted_to_have_encoders(void **state)
 {
-    static const char *const names[] = { "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q2_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K", "IQ3_XXS", "IQ3_S", "IQ2_XS" };
+    static const char *const names[] = { "Q8_0",  "Q4_0", "Q4_1", "Q5_0", "Q5_1",    "IQ4_NL", "Q2_0",
+                                         "MXFP4", "Q4_K", "Q5_K", "Q6_K", "IQ3_XXS", "IQ3_S",  "IQ2_XS" };
     for (size_t k = 0; k < sizeof names / sizeof *names; k++)
         assert_non_null(quant_format_named(names[k])->encode);
 }

@@ -4,16 +4,15 @@
 #include <stdio.h>
 #include <string.h>
 
-int error_set(struct strata_error *error, int code, const char *format, ...)
+void error_write(struct strata_error *error, int code, const char *format, ...)
 {
     if (!error)
-        return code;
+        return;
     va_list args;
     va_start(args, format);
     vsnprintf(error->text, sizeof error->text, format, args);
     va_end(args);
     error->code = code;
-    return code;
 }
 
 int error_prefix(struct strata_error *error, int code, const char *format, ...)

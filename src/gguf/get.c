@@ -41,7 +41,8 @@ int gguf_value_u64(const struct gguf_value *value, const char *key, uint64_t i, 
 }
 
 /* Finds a key that must be a scalar: 1 found, 0 absent, negative when it is an array. */
-static int find_scalar(const struct gguf *gguf, const char *key, const char *wanted, const struct gguf_value **out, struct strata_error *error)
+static int find_scalar(const struct gguf *gguf, const char *key, const char *wanted, const struct gguf_value **out,
+                       struct strata_error *error)
 {
     *out = gguf_find(gguf, key);
     if (!*out)
@@ -154,10 +155,12 @@ int gguf_read_at(int fd, uint64_t start, void *out, uint64_t length, struct stra
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return error_set(error, STRATA_E_IO, "cannot read %" PRIu64 " bytes at %" PRIu64 ": %s", length, start, strerror(errno));
+            return error_set(error, STRATA_E_IO, "cannot read %" PRIu64 " bytes at %" PRIu64 ": %s", length, start,
+                             strerror(errno));
         if (got == 0)
-            return error_set(error, STRATA_E_IO, "the file became shorter while it was open: nothing at byte %" PRIu64 ", wanted %" PRIu64 " more", start,
-                             length);
+            return error_set(error, STRATA_E_IO,
+                             "the file became shorter while it was open: nothing at byte %" PRIu64 ", wanted %" PRIu64 " more",
+                             start, length);
         to += got;
         start += (uint64_t)got;
         length -= (uint64_t)got;
@@ -165,12 +168,13 @@ int gguf_read_at(int fd, uint64_t start, void *out, uint64_t length, struct stra
     return 0;
 }
 
-int gguf_read(const struct gguf *gguf, const struct gguf_tensor *tensor, uint64_t start, void *out, uint64_t length, struct strata_error *error)
+int gguf_read(const struct gguf *gguf, const struct gguf_tensor *tensor, uint64_t start, void *out, uint64_t length,
+              struct strata_error *error)
 {
     const struct gguf_file *file = &gguf->files[tensor->file];
     if (start > tensor->bytes || length > tensor->bytes - start)
-        return error_set(error, STRATA_E_ARGUMENT, "%s: tensor '%s' has %" PRIu64 " bytes, asked for %" PRIu64 " at %" PRIu64, file->path,
-                         gguf_show(tensor->name, strlen(tensor->name)).text, tensor->bytes, length, start);
+        return error_set(error, STRATA_E_ARGUMENT, "%s: tensor '%s' has %" PRIu64 " bytes, asked for %" PRIu64 " at %" PRIu64,
+                         file->path, gguf_show(tensor->name, strlen(tensor->name)).text, tensor->bytes, length, start);
     int code = gguf_read_at(file->fd, tensor->offset + start, out, length, error);
     return code < 0 ? error_prefix(error, code, "%s", file->path) : code;
 }

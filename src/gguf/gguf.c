@@ -1,8 +1,8 @@
 /* gguf.c - reads and checks the header of one file, and closes it again.
  *
  * The header has no length field, so it is read through *windows*: blocks of memory that the open file keeps, each starting
- * where the last one no longer held the next item whole. An item therefore lies in one piece, and what was parsed stays where it is:
- * values point into windows. A string moves down by one byte, into its own length field, to make room for its terminator.
+ * where the last one no longer held the next item whole. An item therefore lies in one piece, and what was parsed stays where it
+ * is: values point into windows. A string moves down by one byte, into its own length field, to make room for its terminator.
  *
  * No number in a file is believed before it was compared with the bytes that are left: a count is divided by the smallest size of
  * what it counts, so no allocation exceeds a few times the file (or HEADER_LIMIT). */
@@ -35,15 +35,21 @@ static const struct {
     uint32_t type;
     int block, bytes;
 } foreign_types[] = {
-    { 9, 32, 36 },   /* Q8_1 */
+    { 9, 32, 36 },    /* Q8_1 */
     { 15, 256, 292 }, /* Q8_K */
-    { 24, 1, 1 },    /* I8 */
-    { 25, 1, 2 },    /* I16 */
-    { 26, 1, 4 },    /* I32 */
-    { 27, 1, 8 },    /* I64 */
-    { 28, 1, 8 },    /* F64 */
-    { 34, 256, 54 }, /* TQ1_0 */
-    { 35, 256, 66 }, /* TQ2_0 */
+    { 24, 1, 1 },     /* I8 */
+    { 25, 1, 2 },     /* I16 */
+    { 26, 1, 4 },     /* I32 */
+    { 27, 1, 8 },     /* I64 */
+    { 28, 1, 8 },     /* F64 */
+    { 34, 256, 54 },  /* TQ1_0 */
+    { 35, 256, 66 },  /* TQ2_0 */
+};
+
+/* Ids that the format gave up; files of 2023 and 2024 hold some of them. */
+static const char *const withdrawn_types[] = {
+    [4] = "Q4_2",      [5] = "Q4_3",        [31] = "Q4_0_4_4",   [32] = "Q4_0_4_8",
+    [33] = "Q4_0_8_8", [36] = "IQ4_NL_4_4", [37] = "IQ4_NL_4_8", [38] = "IQ4_NL_8_8",
 };
 
 /* ---- Memory ---------------------------------------------------------------------------------------------------------------- */
@@ -104,8 +110,8 @@ static struct where where(const struct cursor *cursor)
     else if (!cursor->name.data)
         snprintf(where.text, sizeof where.text, "%s %" PRIu64 " of %" PRIu64, cursor->place, cursor->number, cursor->total);
     else
-        snprintf(where.text, sizeof where.text, "%s %" PRIu64 " of %" PRIu64 " ('%s')", cursor->place, cursor->number, cursor->total,
-                 gguf_show(cursor->name.data, cursor->name.length).text);
+        snprintf(where.text, sizeof where.text, "%s %" PRIu64 " of %" PRIu64 " ('%s')", cursor->place, cursor->number,
+                 cursor->total, gguf_show(cursor->name.data, cursor->name.length).text);
     return where;
 }
 
@@ -124,8 +130,8 @@ static int too_short(const struct cursor *cursor, const char *what, uint64_t wan
         return error_set(cursor->error, STRATA_E_UNSUPPORTED, "%s: the header goes on past %" PRIu64 " MiB, wanted a shorter one",
                          where(cursor).text, (uint64_t)(HEADER_LIMIT >> 20));
     return error_set(cursor->error, STRATA_E_FORMAT,
-                     "%s: %s needs %" PRIu64 " bytes, but the file has only %" PRIu64 " more (download cut short?)", where(cursor).text, what,
-                     wanted, cursor->size - cursor->at);
+                     "%s: %s needs %" PRIu64 " bytes, but the file has only %" PRIu64 " more (download cut short?)",
+                     where(cursor).text, what, wanted, cursor->size - cursor->at);
 }
 
 /* Makes the next `bytes` bytes available in one piece, without moving on. */
@@ -203,7 +209,8 @@ static int check_count(struct cursor *cursor, const char *what, uint64_t count, 
     if (count <= bytes_left(cursor) / min_bytes)
         return 0;
     return error_set(cursor->error, STRATA_E_FORMAT,
-                     "%s: the count of %s is %" PRIu64 ", which cannot fit in the %" PRIu64 " bytes that follow (download cut short?)",
+                     "%s: the count of %s is %" PRIu64 ", which cannot fit in the %" PRIu64
+                     " bytes that follow (download cut short?)",
                      where(cursor).text, what, count, bytes_left(cursor));
 }
 
@@ -237,8 +244,9 @@ static int read_magic(struct cursor *cursor, uint32_t *version)
             return error_set(cursor->error, STRATA_E_FORMAT, "this is %s", mistaken[i].sentence);
     }
     if (n >= 4 && memcmp(bytes, "GGUF", 4) != 0)
-        return error_set(cursor->error, STRATA_E_FORMAT, "not a GGUF file: it starts with the bytes %02x %02x %02x %02x, wanted 47 47 55 46 (\"GGUF\")",
-                         bytes[0], bytes[1], bytes[2], bytes[3]);
+        return error_set(cursor->error, STRATA_E_FORMAT,
+                         "not a GGUF file: it starts with the bytes %02x %02x %02x %02x, wanted 47 47 55 46 (\"GGUF\")", bytes[0],
+                         bytes[1], bytes[2], bytes[3]);
     code = take(cursor, "the magic", 4, &bytes);
     if (code < 0)
         return code;
@@ -246,10 +254,11 @@ static int read_magic(struct cursor *cursor, uint32_t *version)
     if (code < 0)
         return code;
     if ((*version & 0xffff) == 0)
-        return error_set(cursor->error, STRATA_E_UNSUPPORTED, "a big-endian GGUF file (version field %08x), wanted a little-endian one: convert it again",
-                         *version);
+        return error_set(cursor->error, STRATA_E_UNSUPPORTED,
+                         "a big-endian GGUF file (version field %08x), wanted a little-endian one: convert it again", *version);
     if (*version == 1)
-        return error_set(cursor->error, STRATA_E_UNSUPPORTED, "GGUF version 1, wanted 2 or 3: convert the model again with a newer converter");
+        return error_set(cursor->error, STRATA_E_UNSUPPORTED,
+                         "GGUF version 1, wanted 2 or 3: convert the model again with a newer converter");
     if (*version != 2 && *version != 3)
         return error_set(cursor->error, STRATA_E_UNSUPPORTED, "GGUF version %u, wanted 2 or 3", *version);
     return 0;
@@ -287,7 +296,8 @@ static int take_type(struct cursor *cursor, const char *what, enum gguf_type *ou
     if (code < 0)
         return code;
     if (type >= GGUF_TYPE_COUNT)
-        return error_set(cursor->error, STRATA_E_FORMAT, "%s: %s is %" PRIu32 ", wanted 0 to %d", where(cursor).text, what, type, GGUF_TYPE_COUNT - 1);
+        return error_set(cursor->error, STRATA_E_FORMAT, "%s: %s is %" PRIu32 ", wanted 0 to %d", where(cursor).text, what, type,
+                         GGUF_TYPE_COUNT - 1);
     *out = (enum gguf_type)type;
     return 0;
 }
@@ -311,7 +321,8 @@ static int read_entry(struct cursor *cursor, struct gguf_entry *entry)
         if (code < 0)
             return code;
         if (value->element == GGUF_ARRAY)
-            return error_set(cursor->error, STRATA_E_UNSUPPORTED, "%s: an array of arrays, wanted an array of scalars or strings", where(cursor).text);
+            return error_set(cursor->error, STRATA_E_UNSUPPORTED, "%s: an array of arrays, wanted an array of scalars or strings",
+                             where(cursor).text);
         code = take_u64(cursor, "the element count", &value->count);
         if (code < 0)
             return code;
@@ -338,7 +349,8 @@ static int read_entries(struct cursor *cursor, struct gguf *gguf)
     const struct gguf_name *twice = gguf_names_sort(names, gguf->n_entries);
     if (twice)
         return error_set(cursor->error, STRATA_E_FORMAT, "key '%s' occurs twice (keys %" PRIu64 " and %" PRIu64 " of %" PRIu64 ")",
-                         gguf_show(twice->string.data, twice->string.length).text, twice[0].position + 1, twice[1].position + 1, gguf->n_entries);
+                         gguf_show(twice->string.data, twice->string.length).text, twice[0].position + 1, twice[1].position + 1,
+                         gguf->n_entries);
     cursor->memory->keys = names;
     return 0;
 }
@@ -350,11 +362,13 @@ static int read_alignment(struct cursor *cursor, struct gguf *gguf)
     if (!value)
         return 0;
     if (value->type != GGUF_U32)
-        return error_set(cursor->error, STRATA_E_FORMAT, "key 'general.alignment' is of type %s, wanted u32", gguf_type_names[value->type]);
+        return error_set(cursor->error, STRATA_E_FORMAT, "key 'general.alignment' is of type %s, wanted u32",
+                         gguf_type_names[value->type]);
     uint32_t alignment;
     memcpy(&alignment, value->data, sizeof alignment);
     if (alignment == 0 || (alignment & (alignment - 1)) != 0)
-        return error_set(cursor->error, STRATA_E_FORMAT, "key 'general.alignment' is %" PRIu32 ", wanted a power of two", alignment);
+        return error_set(cursor->error, STRATA_E_FORMAT, "key 'general.alignment' is %" PRIu32 ", wanted a power of two",
+                         alignment);
     gguf->alignment = alignment;
     return 0;
 }
@@ -363,9 +377,14 @@ static int read_alignment(struct cursor *cursor, struct gguf *gguf)
 static int find_layout(struct cursor *cursor, struct gguf_tensor *tensor, int64_t *block, uint64_t *block_bytes)
 {
     const char *name = quant_type_name(tensor->type);
+    if (!name && tensor->type < sizeof withdrawn_types / sizeof withdrawn_types[0] && withdrawn_types[tensor->type])
+        return error_set(cursor->error, STRATA_E_UNSUPPORTED,
+                         "%s: type %s (id %" PRIu32 ") was withdrawn from GGUF: convert the model again", where(cursor).text,
+                         withdrawn_types[tensor->type], tensor->type);
     if (!name)
-        return error_set(cursor->error, STRATA_E_UNSUPPORTED, "%s: type id %" PRIu32 " is unknown: the file needs a newer Strata, or is damaged",
-                         where(cursor).text, tensor->type);
+        return error_set(cursor->error, STRATA_E_UNSUPPORTED,
+                         "%s: type id %" PRIu32 " is unknown: the file needs a newer Strata, or is damaged", where(cursor).text,
+                         tensor->type);
     tensor->format = quant_format_find(tensor->type);
     if (tensor->format) {
         *block = tensor->format->block;
@@ -378,7 +397,7 @@ static int find_layout(struct cursor *cursor, struct gguf_tensor *tensor, int64_
             *block_bytes = (uint64_t)foreign_types[i].bytes;
             return 0;
         }
-    return error_set(cursor->error, STRATA_E_UNSUPPORTED, "%s: type %s (id %" PRIu32 ") is not supported: wanted one that today's converters write",
+    return error_set(cursor->error, STRATA_E_UNSUPPORTED, "%s: the size of type %s (id %" PRIu32 ") is not known to this reader",
                      where(cursor).text, name, tensor->type);
 }
 
@@ -390,15 +409,17 @@ static int measure(struct cursor *cursor, struct gguf_tensor *tensor)
     if (code < 0)
         return code;
     if (tensor->dims[0] % block != 0)
-        return error_set(cursor->error, STRATA_E_FORMAT, "%s: row width %" PRId64 " is not a multiple of %" PRId64 ", the block of %s",
-                         where(cursor).text, tensor->dims[0], block, quant_type_name(tensor->type));
+        return error_set(cursor->error, STRATA_E_FORMAT,
+                         "%s: row width %" PRId64 " is not a multiple of %" PRId64 ", the block of %s", where(cursor).text,
+                         tensor->dims[0], block, quant_type_name(tensor->type));
     /* Also the number of weights must fit an int64, so that nobody has to check a product of dims again. */
     int64_t weights = 1;
     bool overflow = false;
     for (int i = 0; i < GGUF_MAX_DIMS; i++)
         overflow |= __builtin_mul_overflow(weights, tensor->dims[i], &weights);
     if (overflow || __builtin_mul_overflow((uint64_t)(weights / block), block_bytes, &tensor->bytes) || tensor->bytes > INT64_MAX)
-        return error_set(cursor->error, STRATA_E_FORMAT, "%s: %" PRId64 " x %" PRId64 " x %" PRId64 " x %" PRId64 " weights are more than a file can hold",
+        return error_set(cursor->error, STRATA_E_FORMAT,
+                         "%s: %" PRId64 " x %" PRId64 " x %" PRId64 " x %" PRId64 " weights are more than a file can hold",
                          where(cursor).text, tensor->dims[0], tensor->dims[1], tensor->dims[2], tensor->dims[3]);
     return 0;
 }
@@ -414,8 +435,8 @@ static int read_tensor(struct cursor *cursor, struct gguf_tensor *tensor)
     if (name.length == 0)
         return error_set(cursor->error, STRATA_E_FORMAT, "%s: the name is empty", where(cursor).text);
     if (name.length >= GGUF_MAX_NAME)
-        return error_set(cursor->error, STRATA_E_FORMAT, "%s: the name has %" PRIu64 " bytes, wanted at most %d", where(cursor).text, name.length,
-                         GGUF_MAX_NAME - 1);
+        return error_set(cursor->error, STRATA_E_FORMAT, "%s: the name has %" PRIu64 " bytes, wanted at most %d",
+                         where(cursor).text, name.length, GGUF_MAX_NAME - 1);
     if (memchr(name.data, 0, name.length))
         return error_set(cursor->error, STRATA_E_FORMAT, "%s: the name holds a zero byte", where(cursor).text);
     tensor->name = name.data;
@@ -425,7 +446,8 @@ static int read_tensor(struct cursor *cursor, struct gguf_tensor *tensor)
     if (code < 0)
         return code;
     if (n_dims > GGUF_MAX_DIMS)
-        return error_set(cursor->error, STRATA_E_FORMAT, "%s: %" PRIu32 " dimensions, wanted at most %d", where(cursor).text, n_dims, GGUF_MAX_DIMS);
+        return error_set(cursor->error, STRATA_E_FORMAT, "%s: %" PRIu32 " dimensions, wanted at most %d", where(cursor).text,
+                         n_dims, GGUF_MAX_DIMS);
     tensor->n_dims = (int)n_dims;
     for (int i = 0; i < GGUF_MAX_DIMS; i++) {
         uint64_t dim = 1;
@@ -435,7 +457,8 @@ static int read_tensor(struct cursor *cursor, struct gguf_tensor *tensor)
             return code;
         tensor->dims[i] = (int64_t)dim;
         if (tensor->dims[i] < 1)
-            return error_set(cursor->error, STRATA_E_FORMAT, "%s: dimension %d is %" PRId64 ", wanted at least 1", where(cursor).text, i, tensor->dims[i]);
+            return error_set(cursor->error, STRATA_E_FORMAT, "%s: dimension %d is %" PRId64 ", wanted at least 1",
+                             where(cursor).text, i, tensor->dims[i]);
     }
     code = take_u32(cursor, "the type", &tensor->type);
     if (code < 0)
@@ -463,11 +486,13 @@ static int read_tensors(struct cursor *cursor, struct gguf *gguf)
             return code;
         if (tensor->offset != wanted)
             return error_set(cursor->error, STRATA_E_FORMAT,
-                             "%s: its data is at offset %" PRIu64 ", wanted %" PRIu64 " (the tensors before it, padded to %" PRIu64 ")", where(cursor).text,
-                             tensor->offset, wanted, gguf->alignment);
+                             "%s: its data is at offset %" PRIu64 ", wanted %" PRIu64 " (the tensors before it, padded to %" PRIu64
+                             ")",
+                             where(cursor).text, tensor->offset, wanted, gguf->alignment);
         /* Past 2^62 no file goes; stopping here keeps every later sum in range. */
         if (tensor->bytes > INT64_MAX / 2 - wanted)
-            return error_set(cursor->error, STRATA_E_FORMAT, "%s: its %" PRIu64 " bytes are more than a file can hold", where(cursor).text, tensor->bytes);
+            return error_set(cursor->error, STRATA_E_FORMAT, "%s: its %" PRIu64 " bytes are more than a file can hold",
+                             where(cursor).text, tensor->bytes);
         wanted = gguf_pad(wanted + tensor->bytes, gguf->alignment);
         if (wanted > INT64_MAX / 2)
             return error_set(cursor->error, STRATA_E_FORMAT, "%s: its padding ends past what a file can hold", where(cursor).text);
@@ -486,7 +511,8 @@ int gguf_index_tensors(struct gguf *gguf, struct strata_error *error)
     const struct gguf_name *twice = gguf_names_sort(names, gguf->n_tensors);
     if (twice)
         return error_set(error, STRATA_E_FORMAT, "tensor '%s' occurs twice (tensors %" PRIu64 " and %" PRIu64 " of %" PRIu64 ")",
-                         gguf_show(twice->string.data, twice->string.length).text, twice[0].position + 1, twice[1].position + 1, gguf->n_tensors);
+                         gguf_show(twice->string.data, twice->string.length).text, twice[0].position + 1, twice[1].position + 1,
+                         gguf->n_tensors);
     memory->tensors = names;
     return 0;
 }
@@ -506,15 +532,19 @@ static int place_data(struct cursor *cursor, struct gguf *gguf)
     if (!outside)
         return 0;
     return error_set(cursor->error, STRATA_E_FORMAT,
-                     "data past end of file: tensor '%s' ends at byte %" PRIu64 " and the last one at %" PRIu64 ", but the file has %" PRIu64
-                     " bytes (download cut short?)",
+                     "data past end of file: tensor '%s' ends at byte %" PRIu64 " and the last one at %" PRIu64
+                     ", but the file has %" PRIu64 " bytes (download cut short?)",
                      gguf_show(outside->name, strlen(outside->name)).text, outside->offset + outside->bytes, end, cursor->size);
 }
 
 static int read_header(struct gguf *gguf, struct strata_error *error)
 {
     struct cursor cursor = {
-        .fd = gguf->files[0].fd, .size = gguf->files[0].size, .memory = gguf->memory, .place = "the first 24 bytes", .error = error,
+        .fd = gguf->files[0].fd,
+        .size = gguf->files[0].size,
+        .memory = gguf->memory,
+        .place = "the first 24 bytes",
+        .error = error,
     };
     int code = read_magic(&cursor, &gguf->version);
     if (code < 0)
@@ -555,7 +585,8 @@ static int open_file(struct gguf_file *file, const char *path, struct strata_err
     if (fstat(file->fd, &status) < 0)
         return error_set(error, STRATA_E_IO, "cannot ask for the size: %s", strerror(errno));
     if (!S_ISREG(status.st_mode))
-        return error_set(error, STRATA_E_ARGUMENT, "this is %s, wanted a GGUF file", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file");
+        return error_set(error, STRATA_E_ARGUMENT, "this is %s, wanted a GGUF file",
+                         S_ISDIR(status.st_mode) ? "a directory" : "not a regular file");
     file->size = (uint64_t)status.st_size;
     return 0;
 }

@@ -27,14 +27,17 @@ static int read_split(const struct gguf *gguf, struct split *split, struct strat
         return found < 0 ? found : 0;
     const char *path = gguf->files[0].path;
     if (split->count > SPLIT_MAX_FILES)
-        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.count' is %" PRIu32 ", wanted at most %d", path, split->count, SPLIT_MAX_FILES);
+        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.count' is %" PRIu32 ", wanted at most %d", path, split->count,
+                         SPLIT_MAX_FILES);
     found = gguf_get_u32(gguf, "split.no", &split->no, error);
     if (found < 0)
         return found;
     if (!found)
-        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.no' is missing in a file of a split model of %" PRIu32 " files", path, split->count);
+        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.no' is missing in a file of a split model of %" PRIu32 " files",
+                         path, split->count);
     if (split->no >= split->count)
-        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.no' is %" PRIu32 ", wanted less than split.count, %" PRIu32, path, split->no, split->count);
+        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.no' is %" PRIu32 ", wanted less than split.count, %" PRIu32, path,
+                         split->no, split->count);
     return 0;
 }
 
@@ -81,8 +84,9 @@ static int check_presence(const char *path, size_t base, uint32_t count, char *r
     if (!missing)
         return 0;
     sibling_path(room, size, path, base, first, count);
-    return error_set(error, STRATA_E_IO, "%s: the model has %" PRIu32 " files, of which %" PRIu32 " %s missing beside this one: %s%s", path, count, missing,
-                     missing == 1 ? "is" : "are", file_name(room), missing == 1 ? "" : " is the first");
+    return error_set(error, STRATA_E_IO,
+                     "%s: the model has %" PRIu32 " files, of which %" PRIu32 " %s missing beside this one: %s%s", path, count,
+                     missing, missing == 1 ? "is" : "are", file_name(room), missing == 1 ? "" : " is the first");
 }
 
 /* Moves the tensors of `shard` to the end of the list and its file and memory into `gguf`; closes what remains of it. */
@@ -106,11 +110,16 @@ static int check_shard(const struct gguf *shard, const struct split *first, uint
     if (code < 0)
         return code;
     const char *path = shard->files[0].path;
+    if (!gguf_find(shard, "split.count"))
+        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.count' is missing, wanted %" PRIu32 " as in the first file", path,
+                         first->count);
     if (split.count != first->count)
-        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.count' is %" PRIu32 ", wanted %" PRIu32 " as in the first file (files of two models?)", path,
-                         split.count, first->count);
+        return error_set(error, STRATA_E_FORMAT,
+                         "%s: key 'split.count' is %" PRIu32 ", wanted %" PRIu32 " as in the first file (files of two models?)",
+                         path, split.count, first->count);
     if (split.no != no)
-        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.no' is %" PRIu32 ", wanted %" PRIu32 " as the name says (renamed?)", path, split.no, no);
+        return error_set(error, STRATA_E_FORMAT,
+                         "%s: key 'split.no' is %" PRIu32 ", wanted %" PRIu32 " as the name says (renamed?)", path, split.no, no);
     return 0;
 }
 
@@ -120,14 +129,16 @@ static int open_shards(struct gguf *gguf, const struct split *first, struct gguf
     size_t base = base_length(path, first->count), size = strlen(path) + 1;
     if (!base)
         return error_set(error, STRATA_E_ARGUMENT,
-                         "%s: this is the first of %" PRIu32 " files, but its name does not end in -00001-of-%05" PRIu32 ".gguf, so the others cannot be found", path,
-                         first->count, first->count);
+                         "%s: this is the first of %" PRIu32 " files, but its name does not end in -00001-of-%05" PRIu32
+                         ".gguf, so the others cannot be found",
+                         path, first->count, first->count);
     char *name = gguf_memory_take(gguf->memory, size, 1);
     if (!name)
         return error_set(error, STRATA_E_MEMORY, "out of memory for the header");
     sibling_path(name, size, path, base, 0, first->count);
     if (strcmp(name, path) != 0)
-        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.no' is 0, so the name should be %s (renamed?)", path, file_name(name));
+        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.no' is 0, so the name should be %s (renamed?)", path,
+                         file_name(name));
     int code = check_presence(path, base, first->count, name, size, error);
     for (uint32_t no = 1; no < first->count && code == 0; no++) {
         sibling_path(name, size, path, base, no, first->count);
@@ -146,10 +157,12 @@ static int check_total(const struct gguf *gguf, uint64_t total, const struct spl
     if (found < 0)
         return found;
     if (!found)
-        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.tensors.count' is missing in the first file of a split model", path);
+        return error_set(error, STRATA_E_FORMAT, "%s: key 'split.tensors.count' is missing in the first file of a split model",
+                         path);
     if (total != wanted)
-        return error_set(error, STRATA_E_FORMAT, "%s: the %" PRIu32 " files have %" PRIu64 " tensors together, wanted %" PRIu32 " (split.tensors.count)", path,
-                         first->count, total, wanted);
+        return error_set(error, STRATA_E_FORMAT,
+                         "%s: the %" PRIu32 " files have %" PRIu64 " tensors together, wanted %" PRIu32 " (split.tensors.count)",
+                         path, first->count, total, wanted);
     return 0;
 }
 
@@ -201,7 +214,8 @@ static int not_the_first(const struct gguf *gguf, const struct split *split, str
     char *first = base ? gguf_memory_take(gguf->memory, size, 1) : NULL;
     if (first)
         sibling_path(first, size, path, base, 0, split->count);
-    return error_set(error, STRATA_E_ARGUMENT, "%s: this is file %" PRIu32 " of %" PRIu32 " of a split model: open the first one, %s", path, split->no + 1,
+    return error_set(error, STRATA_E_ARGUMENT,
+                     "%s: this is file %" PRIu32 " of %" PRIu32 " of a split model: open the first one, %s", path, split->no + 1,
                      split->count, first ? file_name(first) : "the file whose split.no is 0");
 }
 

@@ -90,15 +90,22 @@ static void append(struct gguf_writer *writer, struct bytes *bytes, const void *
     uint64_t wanted;
     if (__builtin_add_overflow(bytes->size, length, &wanted) || wanted > PTRDIFF_MAX / 2 ||
         !grow(&bytes->data, &bytes->capacity, wanted, 1)) {
-        remember(writer, STRATA_E_MEMORY, "out of memory for a header of %" PRIu64 " bytes and %" PRIu64 " more", bytes->size, length);
+        remember(writer, STRATA_E_MEMORY, "out of memory for a header of %" PRIu64 " bytes and %" PRIu64 " more", bytes->size,
+                 length);
         return;
     }
     memcpy(bytes->data + bytes->size, data, length);
     bytes->size += length;
 }
 
-static void append_u32(struct gguf_writer *writer, struct bytes *bytes, uint32_t value) { append(writer, bytes, &value, sizeof value); }
-static void append_u64(struct gguf_writer *writer, struct bytes *bytes, uint64_t value) { append(writer, bytes, &value, sizeof value); }
+static void append_u32(struct gguf_writer *writer, struct bytes *bytes, uint32_t value)
+{
+    append(writer, bytes, &value, sizeof value);
+}
+static void append_u64(struct gguf_writer *writer, struct bytes *bytes, uint64_t value)
+{
+    append(writer, bytes, &value, sizeof value);
+}
 
 static void append_string(struct gguf_writer *writer, struct bytes *bytes, const char *data, uint64_t length)
 {
@@ -126,7 +133,8 @@ static void put(struct gguf_writer *writer, struct gguf_string key, const struct
         return;
     }
     if ((int)value->element >= GGUF_TYPE_COUNT || value->element == GGUF_ARRAY) {
-        remember(writer, STRATA_E_ARGUMENT, "key '%s': element type %d, wanted a scalar or string", shown.text, (int)value->element);
+        remember(writer, STRATA_E_ARGUMENT, "key '%s': element type %d, wanted a scalar or string", shown.text,
+                 (int)value->element);
         return;
     }
     if (key.length == strlen("general.alignment") && memcmp(key.data, "general.alignment", key.length) == 0) {
@@ -160,7 +168,8 @@ static void put(struct gguf_writer *writer, struct gguf_string key, const struct
     }
     uint64_t length;
     if (__builtin_mul_overflow(value->count, (uint64_t)gguf_type_bytes[value->element], &length))
-        remember(writer, STRATA_E_ARGUMENT, "key '%s': %" PRIu64 " elements are more than a file can hold", shown.text, value->count);
+        remember(writer, STRATA_E_ARGUMENT, "key '%s': %" PRIu64 " elements are more than a file can hold", shown.text,
+                 value->count);
     else
         append(writer, bytes, value->data, length);
 }
@@ -174,9 +183,15 @@ void gguf_put_u32(struct gguf_writer *writer, const char *key, uint32_t value) {
 void gguf_put_u64(struct gguf_writer *writer, const char *key, uint64_t value) { put_scalar(writer, key, GGUF_U64, &value); }
 void gguf_put_i32(struct gguf_writer *writer, const char *key, int32_t value) { put_scalar(writer, key, GGUF_I32, &value); }
 void gguf_put_f32(struct gguf_writer *writer, const char *key, float value) { put_scalar(writer, key, GGUF_F32, &value); }
-void gguf_put_bool(struct gguf_writer *writer, const char *key, bool value) { put_scalar(writer, key, GGUF_BOOL, &(uint8_t){ value }); }
+void gguf_put_bool(struct gguf_writer *writer, const char *key, bool value)
+{
+    put_scalar(writer, key, GGUF_BOOL, &(uint8_t){ value });
+}
 
-void gguf_put_string(struct gguf_writer *writer, const char *key, const char *value) { gguf_put_string_n(writer, key, value, strlen(value)); }
+void gguf_put_string(struct gguf_writer *writer, const char *key, const char *value)
+{
+    gguf_put_string_n(writer, key, value, strlen(value));
+}
 
 void gguf_put_string_n(struct gguf_writer *writer, const char *key, const char *value, size_t length)
 {
@@ -195,14 +210,16 @@ void gguf_put_string_array(struct gguf_writer *writer, const char *key, const st
 
 void gguf_put_entry(struct gguf_writer *writer, const struct gguf_entry *entry) { put(writer, entry->key, &entry->value); }
 
-void gguf_put_tensor(struct gguf_writer *writer, const char *name, const struct quant_format *format, int n_dims, const int64_t *dims)
+void gguf_put_tensor(struct gguf_writer *writer, const char *name, const struct quant_format *format, int n_dims,
+                     const int64_t *dims)
 {
     size_t length = strlen(name);
     struct gguf_shown shown = gguf_show(name, length);
     if (!collecting(writer, shown.text))
         return;
     if (length == 0 || length >= GGUF_MAX_NAME) {
-        remember(writer, STRATA_E_ARGUMENT, "tensor '%s': the name has %zu bytes, wanted 1 to %d", shown.text, length, GGUF_MAX_NAME - 1);
+        remember(writer, STRATA_E_ARGUMENT, "tensor '%s': the name has %zu bytes, wanted 1 to %d", shown.text, length,
+                 GGUF_MAX_NAME - 1);
         return;
     }
     if (n_dims < 1 || n_dims > GGUF_MAX_DIMS) {
@@ -215,19 +232,21 @@ void gguf_put_tensor(struct gguf_writer *writer, const char *name, const struct 
     bool overflow = false;
     for (int i = 0; i < n_dims; i++) {
         if (dims[i] < 1) {
-            remember(writer, STRATA_E_ARGUMENT, "tensor '%s': dimension %d is %" PRId64 ", wanted at least 1", shown.text, i, dims[i]);
+            remember(writer, STRATA_E_ARGUMENT, "tensor '%s': dimension %d is %" PRId64 ", wanted at least 1", shown.text, i,
+                     dims[i]);
             return;
         }
         plan.dims[i] = dims[i];
         overflow |= __builtin_mul_overflow(weights, dims[i], &weights);
     }
     if (dims[0] % format->block != 0) {
-        remember(writer, STRATA_E_ARGUMENT, "tensor '%s': row width %" PRId64 " is not a multiple of %d, the block of %s", shown.text, dims[0], format->block,
-                 format->name);
+        remember(writer, STRATA_E_ARGUMENT, "tensor '%s': row width %" PRId64 " is not a multiple of %d, the block of %s",
+                 shown.text, dims[0], format->block, format->name);
         return;
     }
-    /* 2^56: far above any disk, and 100 thousand tensors of that size cannot overflow an offset below a plain check. */
-    if (overflow || __builtin_mul_overflow((uint64_t)(weights / format->block), (uint64_t)format->bytes, &plan.bytes) || plan.bytes >> 56) {
+    /* Far above any disk; below 2^56 the sum of two sizes cannot overflow, and build_header checks the sum of all in steps. */
+    if (overflow || __builtin_mul_overflow((uint64_t)(weights / format->block), (uint64_t)format->bytes, &plan.bytes) ||
+        plan.bytes >> 56) {
         remember(writer, STRATA_E_ARGUMENT, "tensor '%s' is larger than a file can be", shown.text);
         return;
     }
@@ -387,7 +406,8 @@ int gguf_writer_begin_data(struct gguf_writer *writer, struct strata_error *erro
 int gguf_write(struct gguf_writer *writer, const void *data, uint64_t length, struct strata_error *error)
 {
     if (writer->stage != STREAMING)
-        remember(writer, STRATA_E_ARGUMENT, "tensor data came %s", writer->stage == COLLECTING ? "before the header was written" : "after the end");
+        remember(writer, STRATA_E_ARGUMENT, "tensor data came %s",
+                 writer->stage == COLLECTING ? "before the header was written" : "after the end");
     if (writer->error.code || length == 0)
         return report(writer, error);
     if (writer->current == writer->n_tensors) {
@@ -396,7 +416,8 @@ int gguf_write(struct gguf_writer *writer, const void *data, uint64_t length, st
     }
     const struct tensor_plan *plan = &writer->tensors[writer->current];
     if (length > plan->bytes - writer->written)
-        remember(writer, STRATA_E_ARGUMENT, "tensor '%s' has %" PRIu64 " bytes, of which %" PRIu64 " are left, but %" PRIu64 " came", plan->name, plan->bytes,
+        remember(writer, STRATA_E_ARGUMENT,
+                 "tensor '%s' has %" PRIu64 " bytes, of which %" PRIu64 " are left, but %" PRIu64 " came", plan->name, plan->bytes,
                  plan->bytes - writer->written, length);
     write_all(writer, data, length);
     writer->written += length;
@@ -424,10 +445,11 @@ static void sync_directory(const char *path)
 int gguf_writer_finish(struct gguf_writer *writer, struct strata_error *error)
 {
     if (writer->stage != STREAMING)
-        remember(writer, STRATA_E_ARGUMENT, "the file was finished %s", writer->stage == COLLECTING ? "before its header was written" : "twice");
+        remember(writer, STRATA_E_ARGUMENT, "the file was finished %s",
+                 writer->stage == COLLECTING ? "before its header was written" : "twice");
     if (writer->error.code == 0 && writer->current < writer->n_tensors)
-        remember(writer, STRATA_E_ARGUMENT, "tensor '%s' is not complete: %" PRIu64 " of %" PRIu64 " bytes came", writer->tensors[writer->current].name,
-                 writer->written, writer->tensors[writer->current].bytes);
+        remember(writer, STRATA_E_ARGUMENT, "tensor '%s' is not complete: %" PRIu64 " of %" PRIu64 " bytes came",
+                 writer->tensors[writer->current].name, writer->written, writer->tensors[writer->current].bytes);
     if (writer->error.code == 0 && fsync(writer->fd) < 0)
         remember(writer, STRATA_E_IO, "cannot flush to disk: %s", strerror(errno));
     if (writer->error.code == 0 && rename(writer->temporary, writer->path) < 0)

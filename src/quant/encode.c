@@ -9,12 +9,14 @@ static const struct fit_levels levels_q2_0 = { 4, true, { -1, 0, 1, 2 } };
 static const struct fit_levels levels_q4_0 = { 16, true, { -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7 } };
 static const struct fit_levels levels_q5_0 = { 32, true, { -16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3, -2, -1,
                                                            0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 } };
-static const struct fit_levels levels_iq4_nl = { 16, false, { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 } };
+static const struct fit_levels levels_iq4_nl = { 16, false,
+                                                 { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 } };
 static const struct fit_levels levels_fp4 = { 15, false, { -12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12 } };
 /* clang-format on */
 
 /* The best binary16 scale, written to `out`, and the codes for exactly that scale. */
-static void encode_levels(const struct fit_levels *levels, int n, const float *weights, const float *importance, uint8_t *out, uint8_t *index)
+static void encode_levels(const struct fit_levels *levels, int n, const float *weights, const float *importance, uint8_t *out,
+                          uint8_t *index)
 {
     struct fit_block block;
     float scale;

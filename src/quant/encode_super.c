@@ -6,13 +6,13 @@
 
 #include <math.h>
 
-enum { ROUNDS = 3 }; /* of integers, then block scales: the second gains about 1 % of the error, the third next to nothing */
+enum { ROUNDS = 2 }; /* of integers, then block scales: the second gains up to 0.8 % of the error, two more 0.3 % */
 
 /* The result, before a format packs it. */
 struct super {
-    uint16_t d, dmin;            /* binary16 */
+    uint16_t d, dmin; /* binary16 */
     int scale[16], min[16];
-    uint8_t q[256];              /* level indexes, or codes */
+    uint8_t q[256]; /* level indexes, or codes */
 };
 
 /* x = d * scale * level, scale in low .. -low-1. */

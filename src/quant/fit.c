@@ -162,9 +162,10 @@ void fit_affine(int top, bool any_min, const float *x, const float *w, int n, fl
     best = fit_affine_codes(top, x, w, n, *scale, *min, q);
     if (*scale == 0)
         return;
-    /* Starts: the range narrowed or widened at both ends. From each, codes and pair are alternated while that helps. */
-    for (int a = 0; a < 6; a++)
-        for (int b = 0; b < 6; b++) {
+    /* 16 starts: the range widened or narrowed at both ends; 36 gain less than 1 % of the error. From each, codes and pair are
+     * alternated while that helps. */
+    for (int a = 0; a < 4; a++)
+        for (int b = 0; b < 4; b++) {
             float from = low * (1.1f - 0.08f * (float)a), to = high - 0.08f * (float)(b - 1) * (high - low), previous = INFINITY;
             if (any_min)
                 from = low + 0.08f * (float)(a - 1) * (high - low);

@@ -1,8 +1,8 @@
 /* fit.h - inside quant/ only: choosing scales and codes that lose least.
  *
- * The encoders (encode.c, encode_super.c, encode_grid.c) all do the same: try a few dozen scales around the one that maps the largest weight to the
- * largest code, take the nearest codes for each, solve for the scale that these codes want (weighted least squares), keep the best,
- * then alternate codes and scale until nothing improves. Here are the parts of it that know no format.
+ * The encoders (encode.c, encode_super.c, encode_grid.c) all do the same: try a few dozen scales around the one that maps the
+ * largest weight to the largest code, take the nearest codes for each, solve for the scale that these codes want (weighted least
+ * squares), keep the best, then alternate codes and scale until nothing improves. Here are the parts of it that know no format.
  */
 #ifndef QUANT_FIT_H
 #define QUANT_FIT_H
@@ -16,11 +16,12 @@ struct fit_block {
     double unit;
 };
 
-/* Costs are importance * sqrt(mean square + x*x): what the caller knows about activations, and that large weights matter more than small ones. Values that
- * are not finite count as zero; without any positive importance all weights count the same. */
+/* Costs are importance * sqrt(mean square + x*x): what the caller knows about activations, and that large weights matter more than
+ * small ones. Values that are not finite count as zero; without any positive importance all weights count the same. */
 void fit_prepare(struct fit_block *block, const float *weights, const float *importance, int n);
 
-/* `scale` (in units of the block) as the nearest finite binary16; `rounded` receives what a decoder will see, in units of the block. */
+/* `scale` (in units of the block) as the nearest finite binary16; `rounded` receives what a decoder will see, in units of the
+ * block. */
 uint16_t fit_half(const struct fit_block *block, double scale, float *rounded);
 
 /* The values that a code can stand for, ascending: value[i] of index i. */

@@ -4,19 +4,10 @@
  * most 6, so `d` and `dmin` hold them without rounding. */
 #include "quant/formats.h"
 
-/* One scale for all 32 weights and no minimum; callers overwrite what differs. */
-static void one_scale(struct quant_group *out, float d)
-{
-    out->d[0] = out->d[1] = d;
-    out->min[0] = out->min[1] = 0;
-    out->dmin = 0;
-    out->split = false;
-}
-
 /* weight = d*code - dmin for the whole group. */
 static void scale_and_min(struct quant_group *out, float d, float dmin)
 {
-    one_scale(out, d);
+    group_one_scale(out, d);
     out->min[0] = out->min[1] = 1;
     out->dmin = dmin;
 }
@@ -27,7 +18,7 @@ static int split_nibble(const uint8_t *qs, int i) { return i < 16 ? qs[i] & 15 :
 void quant_group_q4_0(const uint8_t *row, int g, struct quant_group *out)
 {
     const uint8_t *block = row + (size_t)g * 18;
-    one_scale(out, load_half(block));
+    group_one_scale(out, load_half(block));
     for (int i = 0; i < 32; i++)
         out->code[i] = (int16_t)(split_nibble(block + 2, i) - 8);
 }
@@ -44,7 +35,7 @@ void quant_group_q5_0(const uint8_t *row, int g, struct quant_group *out)
 {
     const uint8_t *block = row + (size_t)g * 22;
     uint32_t fifth = load_u32(block + 2);
-    one_scale(out, load_half(block));
+    group_one_scale(out, load_half(block));
     for (int i = 0; i < 32; i++)
         out->code[i] = (int16_t)((split_nibble(block + 6, i) | (fifth >> i & 1) << 4) - 16);
 }
@@ -61,7 +52,7 @@ void quant_group_q5_1(const uint8_t *row, int g, struct quant_group *out)
 void quant_group_q8_0(const uint8_t *row, int g, struct quant_group *out)
 {
     const uint8_t *block = row + (size_t)g * 34;
-    one_scale(out, load_half(block));
+    group_one_scale(out, load_half(block));
     for (int i = 0; i < 32; i++)
         out->code[i] = (int8_t)block[2 + i];
 }
@@ -70,7 +61,7 @@ void quant_group_q1_0(const uint8_t *row, int g, struct quant_group *out)
 {
     const uint8_t *block = row + (size_t)(g / 4) * 18;
     uint32_t bits = load_u32(block + 2 + 4 * (g % 4));
-    one_scale(out, load_half(block));
+    group_one_scale(out, load_half(block));
     for (int i = 0; i < 32; i++)
         out->code[i] = bits >> i & 1 ? 1 : -1;
 }
@@ -78,7 +69,7 @@ void quant_group_q1_0(const uint8_t *row, int g, struct quant_group *out)
 void quant_group_q2_0(const uint8_t *row, int g, struct quant_group *out)
 {
     const uint8_t *block = row + (size_t)(g / 2) * 18, *qs = block + 2 + 8 * (g % 2);
-    one_scale(out, load_half(block));
+    group_one_scale(out, load_half(block));
     for (int i = 0; i < 32; i++)
         out->code[i] = (int16_t)((qs[i / 4] >> 2 * (i % 4) & 3) - 1);
 }
@@ -86,7 +77,7 @@ void quant_group_q2_0(const uint8_t *row, int g, struct quant_group *out)
 void quant_group_iq4_nl(const uint8_t *row, int g, struct quant_group *out)
 {
     const uint8_t *block = row + (size_t)g * 18;
-    one_scale(out, load_half(block));
+    group_one_scale(out, load_half(block));
     for (int i = 0; i < 32; i++)
         out->code[i] = quant_iq4nl[split_nibble(block + 2, i)];
 }
@@ -95,7 +86,7 @@ void quant_group_mxfp4(const uint8_t *row, int g, struct quant_group *out)
 {
     const uint8_t *block = row + (size_t)g * 17;
     /* 2^(e - 128), because the codes are twice E2M1; the two smallest are denormals. */
-    one_scale(out, bits_float(block[0] < 2 ? 0x00200000u << block[0] : (uint32_t)(block[0] - 1) << 23));
+    group_one_scale(out, bits_float(block[0] < 2 ? 0x00200000u << block[0] : (uint32_t)(block[0] - 1) << 23));
     for (int i = 0; i < 32; i++)
         out->code[i] = quant_fp4[split_nibble(block + 1, i)];
 }
@@ -114,7 +105,7 @@ static float ue4m3_half(uint8_t x)
 void quant_group_nvfp4(const uint8_t *row, int g, struct quant_group *out)
 {
     const uint8_t *block = row + (size_t)(g / 2) * 36, *scales = block + 2 * (g % 2), *qs = block + 4 + 16 * (g % 2);
-    one_scale(out, ue4m3_half(scales[0]));
+    group_one_scale(out, ue4m3_half(scales[0]));
     out->d[1] = ue4m3_half(scales[1]);
     out->split = true;
     for (int i = 0; i < 32; i++) {
@@ -130,7 +121,7 @@ void quant_group_q2_k(const uint8_t *row, int g, struct quant_group *out)
     const uint8_t *block = row + (size_t)(g / 8) * 84;
     int ib = g % 8, shift = 2 * (ib % 4);
     const uint8_t *scales = block + 2 * ib, *qs = block + 16 + 32 * (ib / 4);
-    one_scale(out, load_half(block + 80));
+    group_one_scale(out, load_half(block + 80));
     out->dmin = load_half(block + 82);
     for (int h = 0; h < 2; h++)
         out->min[h] = scales[h] >> 4;
@@ -143,7 +134,7 @@ void quant_group_q3_k(const uint8_t *row, int g, struct quant_group *out)
     const uint8_t *block = row + (size_t)(g / 8) * 110;
     int ib = g % 8, shift = 2 * (ib % 4), scale[2];
     const uint8_t *hmask = block, *qs = block + 32 + 32 * (ib / 4), *packed = block + 96;
-    one_scale(out, load_half(block + 108));
+    group_one_scale(out, load_half(block + 108));
     for (int h = 0; h < 2; h++) { /* sixteen 6-bit scales: low nibbles in 8 bytes, then 2 high bits each in 4 bytes */
         int s = 2 * ib + h;
         int low = s < 8 ? packed[s] & 15 : packed[s - 8] >> 4;
@@ -155,7 +146,8 @@ void quant_group_q3_k(const uint8_t *row, int g, struct quant_group *out)
     }
 }
 
-/* Scale and minimum of sub-block k (0..7): 6 bits each, packed in 12 bytes; the last four borrow the top bits of the first eight bytes. */
+/* Scale and minimum of sub-block k (0..7): 6 bits each, packed in 12 bytes; the last four borrow the top bits of the first eight
+ * bytes. */
 static void k_scale_min(const uint8_t *packed, int k, int *scale, int *min)
 {
     if (k < 4) {
@@ -200,7 +192,7 @@ void quant_group_q6_k(const uint8_t *row, int g, struct quant_group *out)
     const uint8_t *block = row + (size_t)(g / 8) * 210;
     int ib = g % 8, k = ib % 4;
     const uint8_t *low = block + 64 * (ib / 4) + 32 * (k % 2), *high = block + 128 + 32 * (ib / 4), *scales = block + 192 + 2 * ib;
-    one_scale(out, load_half(block + 208));
+    group_one_scale(out, load_half(block + 208));
     for (int i = 0; i < 32; i++) {
         int q = ((low[i] >> 4 * (k / 2) & 15) | (high[i] >> 2 * k & 3) << 4) - 32;
         out->code[i] = (int16_t)(q * (int8_t)scales[i / 16]);
@@ -212,7 +204,7 @@ void quant_group_iq4_xs(const uint8_t *row, int g, struct quant_group *out)
     const uint8_t *block = row + (size_t)(g / 8) * 136;
     int ib = g % 8;
     int scale = (block[4 + ib / 2] >> 4 * (ib % 2) & 15) | (load_u16(block + 2) >> 2 * ib & 3) << 4;
-    one_scale(out, load_half(block) * (float)(scale - 32));
+    group_one_scale(out, load_half(block) * (float)(scale - 32));
     for (int i = 0; i < 32; i++)
         out->code[i] = quant_iq4nl[split_nibble(block + 8 + 16 * ib, i)];
 }

@@ -7,10 +7,13 @@
 const int8_t quant_iq4nl[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
 const int8_t quant_fp4[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
 
+/* clang-format off */
 #define FLOAT(NAME, size) [QUANT_##NAME] = { .name = #NAME, .type = QUANT_##NAME, .block = 1, .bytes = size, .is_float = true }
-#define BLOCK(NAME, lower, weights, size, with_min, encoder)                                                                                 \
-    [QUANT_##NAME] = { .name = #NAME, .type = QUANT_##NAME, .block = weights, .bytes = size, .has_min = with_min,                             \
+#define BLOCK(NAME, lower, weights, size, with_min, encoder)                                                                       \
+    [QUANT_##NAME] = { .name = #NAME, .type = QUANT_##NAME, .block = weights, .bytes = size, .has_min = with_min,                  \
                        .group = quant_group_##lower, .encode = encoder }
+
+/* clang-format on */
 
 static const struct quant_format formats[QUANT_TYPE_LIMIT] = {
     FLOAT(F32, 4),
@@ -43,7 +46,8 @@ static const struct quant_format formats[QUANT_TYPE_LIMIT] = {
 
 /* Types that exist but that no row here is made of; ids missing from both tables were withdrawn from the format. */
 static const char *const foreign_names[QUANT_TYPE_LIMIT] = {
-    [9] = "Q8_1", [15] = "Q8_K", [24] = "I8", [25] = "I16", [26] = "I32", [27] = "I64", [28] = "F64", [34] = "TQ1_0", [35] = "TQ2_0",
+    [9] = "Q8_1", [15] = "Q8_K", [24] = "I8",    [25] = "I16",   [26] = "I32",
+    [27] = "I64", [28] = "F64",  [34] = "TQ1_0", [35] = "TQ2_0",
 };
 
 const struct quant_format *quant_format_find(uint32_t type)

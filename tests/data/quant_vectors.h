@@ -1,5 +1,6 @@
 /* quant_vectors.h - recorded by tools/oracle/ggml_vectors.c from ggml's library: what the random blocks of tests/quant_random.h decode to,
  * and how well ggml's own encoders do on its random weights. */
+/* clang-format off */
 static const struct quant_vector {
     uint32_t type;
     uint64_t hash;      /* xxh64 of the decoded floats, zeros positive */

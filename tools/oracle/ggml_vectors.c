@@ -16,7 +16,8 @@
 #include <xxhash.h>
 
 typedef void decode_fn(const void *block, float *out, int64_t n);
-typedef size_t quantize_fn(int type, const float *in, void *out, int64_t start, int64_t n_rows, int64_t width, const float *importance);
+typedef size_t quantize_fn(int type, const float *in, void *out, int64_t start, int64_t n_rows, int64_t width,
+                           const float *importance);
 typedef bool requires_fn(int type);
 
 static void *library;
@@ -46,7 +47,7 @@ struct grid {
     int bytes;          /* of a block */
     float factor;       /* decoded value * factor = codebook value, for the blocks made here */
     int alphabet[8];
-    int bits;           /* per alphabet index in the literal */
+    int bits; /* per alphabet index in the literal */
 };
 
 static const struct grid grids[] = {
@@ -86,11 +87,15 @@ static int alphabet_index(const struct grid *g, float decoded)
 
 static void print_grids(void)
 {
-    puts("/* grid.c - the codebooks. Written by tools/oracle/ggml_vectors.c, which reads them off a decoder; tests/test_quant.c holds their SHA-256.\n"
+    puts("/* grid.c - the codebooks. Written by tools/oracle/ggml_vectors.c, which reads them off a decoder.\n"
+         " * tests/test_quant.c holds their SHA-256.\n"
          " *\n"
-         " * A literal packs one entry, first weight in the lowest bits: 2 bits a weight (E1, E2) or 4 (E3, E3S), each the number of a value\n"
+         " * A literal packs one entry, first weight in the lowest bits: 2 bits a weight (E1, E2) or 4 (E3, E3S), each the number "
+         "of a value\n"
          " * in the codebook's alphabet. */\n"
          "#include \"quant/quant.h\"\n"
+         "\n"
+         "/* clang-format off */\n"
          "\n"
          "#define A1(w, j) (((w) >> 2 * (j) & 3) - 1)                                   /* -1 0 1 */\n"
          "#define A2(w, j) (8 + 17 * ((w) >> 2 * (j) & 3) + ((w) >> (2 * (j) + 1) & 1)) /* 8 25 43 */\n"
@@ -113,7 +118,7 @@ static void print_grids(void)
             decode(block, out, 256);
             for (int j = 0; j < g->width; j++)
                 packed |= (unsigned)alphabet_index(g, out[j]) << g->bits * j;
-            printf("%s%s(0x%04x),", index % 10 ? " " : "\n    ", g->macro, packed);
+            printf("%s%s(0x%04x),", index % 8 ? " " : "\n    ", g->macro, packed);
         }
         puts("\n};");
     }
@@ -157,8 +162,10 @@ static void print_vectors(void)
     quant_random_weights(weights, importance);
     for (int i = 0; i < 256; i++)
         ones[i] = 1;
-    puts("/* quant_vectors.h - recorded by tools/oracle/ggml_vectors.c from ggml's library: what the random blocks of tests/quant_random.h decode to,\n"
+    puts("/* quant_vectors.h - recorded by tools/oracle/ggml_vectors.c from ggml's library: what the random blocks of "
+         "tests/quant_random.h decode to,\n"
          " * and how well ggml's own encoders do on its random weights. */\n"
+         "/* clang-format off */\n"
          "static const struct quant_vector {\n"
          "    uint32_t type;\n"
          "    uint64_t hash;      /* xxh64 of the decoded floats, zeros positive */\n"
@@ -174,8 +181,9 @@ static void print_vectors(void)
             quant_random_block(layout, &state, blocks + b * layout->bytes);
         decoder(layout->name)(blocks, out, n);
         uint64_t hash = hash_floats(out, (size_t)n);
-        printf("    { %u, 0x%016llx, { %a, %a, %a, %a }, %.9g, %.9g }, /* %s */\n", layout->type, (unsigned long long)hash, out[0], out[1], out[2],
-               out[3], encoder_error(layout, weights, NULL, ones), encoder_error(layout, weights, importance, ones), layout->name);
+        printf("    { %u, 0x%016llx, { %a, %a, %a, %a }, %.9g, %.9g }, /* %s */\n", layout->type, (unsigned long long)hash, out[0],
+               out[1], out[2], out[3], encoder_error(layout, weights, NULL, ones), encoder_error(layout, weights, importance, ones),
+               layout->name);
     }
     puts("};");
 }

@@ -88,35 +88,36 @@ INLINE void bit2_codes(const uint8_t *p, __m512i code[8])
 
 INLINE __m512i activations(const void *four) { int v; memcpy(&v, four, 4); return _mm512_set1_epi32(v); }
 
-/* Sum of 16 products per row of the tile, minus the bias's share. The sum of 16 activations fits the low half of its int32, and vpdpwssd
- * multiplies that half. */
-INLINE __m512i half_add(__m512i sum, const __m512i *code, int bias, const int8_t *x, const int32_t *x_sum)
+/* Sums of 16 products, one a row of the tile. The bias comes off first, because it does not wait for the codes: the sum of 16 activations fits the
+ * low half of its int32, and vpdpwssd multiplies that half. */
+INLINE __m512i half_dot(const __m512i *code, int bias, const int8_t *x, const int32_t *x_sum)
 {
+    __m512i sum = _mm512_setzero_si512();
+    if (bias)
+        sum = _mm512_dpwssd_epi32(sum, _mm512_set1_epi32((uint16_t)-bias), activations(x_sum));
     for (int j = 0; j < 4; j++)
         sum = _mm512_dpbusd_epi32(sum, code[j], activations(x + 4 * j));
-    return bias ? _mm512_dpwssd_epi32(sum, _mm512_set1_epi32((uint16_t)-bias), activations(x_sum)) : sum;
+    return sum;
 }
 
 INLINE __m512 group_add(__m512 acc, const struct group_avx512 *w, int bias, enum shape shape, const int8_t *x, float x_scale, const int32_t *x_sum)
 {
-    const __m512i zero = _mm512_setzero_si512();
     __m512 scale = _mm512_set1_ps(x_scale);
-    __m512i sum = half_add(zero, w->code, bias, x, x_sum);
+    __m512i first = half_dot(w->code, bias, x, x_sum), second = half_dot(w->code + 4, bias, x + 16, x_sum + 1);
     if (shape == SPLIT) {
-        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(w->d[0], scale), acc);
-        sum = half_add(zero, w->code + 4, bias, x + 16, x_sum + 1);
-        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(w->d[1], scale), acc);
+        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(first), _mm512_mul_ps(w->d[0], scale), acc);
+        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), _mm512_mul_ps(w->d[1], scale), acc);
     }
-    if (shape == HALVES || shape == HALVES_MIN)
-        sum = _mm512_add_epi32(_mm512_mullo_epi32(sum, w->scale[0]),
-                               _mm512_mullo_epi32(half_add(zero, w->code + 4, bias, x + 16, x_sum + 1), w->scale[1]));
-    else
-        sum = half_add(sum, w->code + 4, bias, x + 16, x_sum + 1);
-    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(w->d[0], scale), acc);
+    if (shape == HALVES || shape == HALVES_MIN) {
+        first = _mm512_mullo_epi32(first, w->scale[0]);
+        second = _mm512_mullo_epi32(second, w->scale[1]);
+    }
+    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(first, second)), _mm512_mul_ps(w->d[0], scale), acc);
     if (shape == MIN)
         acc = _mm512_fnmadd_ps(_mm512_set1_ps((float)(x_sum[0] + x_sum[1])), _mm512_mul_ps(w->dmin, scale), acc);
     if (shape == HALVES_MIN) {
-        __m512i min = _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(zero, w->min[0], activations(x_sum)), w->min[1], activations(x_sum + 1));
+        __m512i min = _mm512_dpwssd_epi32(_mm512_setzero_si512(), w->min[0], activations(x_sum));
+        min = _mm512_dpwssd_epi32(min, w->min[1], activations(x_sum + 1));
         acc = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(min), _mm512_mul_ps(w->dmin, scale), acc);
     }
     return acc;
@@ -128,6 +129,8 @@ INLINE void tile_dot_avx512(const uint8_t *tile, int width, const struct dot_inp
 {
     enum { AHEAD = 4096 }; /* bytes */
     __m512 total[4], acc[4];
+    for (int t = 0; t < n_rows; t++)
+        total[t] = _mm512_set1_ps(-0.0f); /* adds to the first strand without a trace, also to -0 */
     for (int first = 0; first < width / 32; first += 8) {
         int n = width / 32 - first < 8 ? width / 32 - first : 8;
         for (int t = 0; t < n_rows; t++)
@@ -142,7 +145,7 @@ INLINE void tile_dot_avx512(const uint8_t *tile, int width, const struct dot_inp
                 acc[t] = group_add(acc[t], &w, bias, shape, in[t].codes + 32 * k, in[t].scales[k], in[t].sums + 2 * k);
         }
         for (int t = 0; t < n_rows; t++)
-            total[t] = first ? _mm512_add_ps(total[t], acc[t]) : acc[t];
+            total[t] = _mm512_add_ps(total[t], acc[t]);
         tile += n * group_bytes;
     }
     for (int t = 0; t < n_rows; t++)

@@ -14,6 +14,9 @@ INLINE void float_tiles(const uint8_t *tiles, size_t stride, int n_tiles, int wi
                         __m512 (*column)(const uint8_t *, int))
 {
     __m512 total[4][4], acc[4][4];
+    for (int i = 0; i < n_tiles; i++)
+        for (int t = 0; t < n_rows; t++)
+            total[i][t] = _mm512_set1_ps(-0.0f); /* adds to the first strand without a trace */
     for (int first = 0; first < width; first += TILE_STRAND) {
         int end = width - first < TILE_STRAND ? width : first + TILE_STRAND;
         for (int i = 0; i < n_tiles; i++)
@@ -27,7 +30,7 @@ INLINE void float_tiles(const uint8_t *tiles, size_t stride, int n_tiles, int wi
             }
         for (int i = 0; i < n_tiles; i++)
             for (int t = 0; t < n_rows; t++)
-                total[i][t] = first ? _mm512_add_ps(total[i][t], acc[i][t]) : acc[i][t];
+                total[i][t] = _mm512_add_ps(total[i][t], acc[i][t]);
     }
     for (int i = 0; i < n_tiles; i++)
         for (int t = 0; t < n_rows; t++)
