@@ -165,7 +165,7 @@ static int take(struct cursor *cursor, const char *what, uint64_t bytes, uint8_t
 
 static int take_u32(struct cursor *cursor, const char *what, uint32_t *out)
 {
-    uint8_t *bytes;
+    uint8_t *bytes = NULL;
     int code = take(cursor, what, sizeof *out, &bytes);
     if (code == 0)
         memcpy(out, bytes, sizeof *out);
@@ -174,7 +174,7 @@ static int take_u32(struct cursor *cursor, const char *what, uint32_t *out)
 
 static int take_u64(struct cursor *cursor, const char *what, uint64_t *out)
 {
-    uint8_t *bytes;
+    uint8_t *bytes = NULL;
     int code = take(cursor, what, sizeof *out, &bytes);
     if (code == 0)
         memcpy(out, bytes, sizeof *out);
@@ -183,7 +183,7 @@ static int take_u64(struct cursor *cursor, const char *what, uint64_t *out)
 
 static int take_string(struct cursor *cursor, const char *what, struct gguf_string *out)
 {
-    uint8_t *bytes;
+    uint8_t *bytes = NULL;
     uint64_t length;
     int code = peek(cursor, what, sizeof length, &bytes);
     if (code < 0)
@@ -231,7 +231,7 @@ static const struct {
 
 static int read_magic(struct cursor *cursor, uint32_t *version)
 {
-    uint8_t *bytes;
+    uint8_t *bytes = NULL;
     uint64_t n = cursor->size < 32 ? cursor->size : 32;
     int code = peek(cursor, "the magic", n, &bytes);
     if (code < 0)
@@ -282,7 +282,7 @@ static int read_elements(struct cursor *cursor, struct gguf_value *value)
     int code = check_count(cursor, "elements", value->count, size);
     if (code < 0)
         return code;
-    uint8_t *bytes;
+    uint8_t *bytes = NULL;
     code = take(cursor, "the value", value->count * size, &bytes);
     if (code == 0)
         value->data = bytes;

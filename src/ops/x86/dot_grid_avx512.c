@@ -1,51 +1,44 @@
-/* The codebook formats. A codebook is looked up with two-source permutes, 64 entries of 16 bits or 128 of 8 bits at a time, so its
- * entries are kept as small as they can be: not weights but the numbers of their magnitudes in the codebook's alphabet. The sign
- * of a weight joins the number of its magnitude, and one last lookup gives the code with its bias.
+/* The codebook formats. A codebook is kept in planes of bytes, which a two-source permute looks up 128 entries at a time: not weights,
+ * but the numbers of their magnitudes in the codebook's alphabet, so that several fit in a byte.
  *
- *   IQ3: an entry is 4 weights, two planes of bytes: one nibble a weight, columns j = 0, 1 in the first plane, 2, 3 in the second
- *   IQ2: an entry is 8 weights of 2 bits, which is a pair of neighbouring bytes of a bit2 vector */
+ *   IQ3        an entry is 4 weights, numbers of 3 bits: plane 0 has column 0 in its low bits and column 1 above, plane 1 column 3 and then 2
+ *   IQ2, IQ1   an entry is 8 weights, numbers of 2 bits: plane 0 has columns 0..3, plane 1 columns 4..7
+ *
+ * Then, for each column j of four, the bits of the number and the weight's sign bit, each in whatever place of the byte it happens to
+ * have, are the index of a last lookup that gives the code with its bias (vpermb looks at the low six bits; the table repeats itself
+ * for those that do not count). So nearly nothing is shifted, and shifts are what a processor has few of. */
 #include "ops/x86/dot_avx512.h"
 
-enum { IQ2_BIAS = 43, IQ3XXS_BIAS = 62, IQ3S_BIAS = 15 }; /* the largest magnitude */
+enum { IQ1_BIAS = 9, IQ2_BIAS = 43, IQ3XXS_BIAS = 62, IQ3S_BIAS = 15 }; /* the largest negative code */
 
 static struct {
-    uint8_t iq3xxs[2][256], iq3s[2][512];
-    uint16_t iq2xxs[256], iq2xs[512], iq2s[1024];
-    uint8_t codes_iq3xxs[64], codes_iq3s[64]; /* by number (3 bits) and sign (bit 3) */
-    uint8_t codes_iq2[64];                    /* by number (2 bits) and sign (bit 2); higher index bits do not count */
-    uint8_t sign_nibbles[2][64];              /* four signs, columns j = 0..3, as the bits 3 and 7 that belong into each plane */
-    float odd[16];                            /* 2s + 1 */
+    uint8_t iq3xxs[2][256], iq3s[2][512], iq2xxs[2][256], iq2xs[2][512], iq2s[2][1024], iq1[2][2048];
+    uint8_t codes_iq3xxs[4][64], codes_iq3s[4][64], codes_iq2[4][64], codes_iq1[4][64]; /* [column j][bits of number and sign] */
+    float odd[16];                                                                      /* 2s + 1 */
 } lut __attribute__((aligned(64)));
 
-/* ---- IQ3 ---- */
+/* Where column j finds its number in the byte of an entry (IQ2, j = 3: of the byte shifted by 6), and its sign in bit1's nibble of signs
+ * (j = 0: shifted by 3). */
+static const uint8_t number_mask_iq3[4] = { 0x07, 0x38, 0x38, 0x07 }, number_mask_iq2[4] = { 0x03, 0x0c, 0x30, 0x03 };
+static const uint8_t sign_bit[4] = { 3, 1, 2, 3 };
 
-/* Entries of a byte plane. The low seven bits of an index select in a pair of registers, high[] holds the others as masks. */
-INLINE __m512i lookup_bytes(const uint8_t *plane, int entries, __m512i index, const __mmask64 *high)
+/* Entries of one plane. The low seven bits of an index select in a pair of registers, high[] holds the others as masks. */
+INLINE __m512i plane_lookup(const uint8_t *plane, int entries, __m512i index, const __mmask64 *high)
 {
-    __m512i part[4];
+    __m512i part[16];
     for (int i = 0; i < entries / 128; i++)
         part[i] = _mm512_permutex2var_epi8(load_avx512(plane + 128 * i), index, load_avx512(plane + 128 * i + 64));
-    for (int i = 0; i < entries / 256; i++)
-        part[i] = _mm512_mask_mov_epi8(part[2 * i], high[0], part[2 * i + 1]);
-    return entries == 512 ? _mm512_mask_mov_epi8(part[0], high[1], part[1]) : part[0];
+    for (int bit = 0, count = entries / 256; count; bit++, count /= 2)
+        for (int i = 0; i < count; i++)
+            part[i] = _mm512_mask_mov_epi8(part[2 * i], high[bit], part[2 * i + 1]);
+    return part[0];
 }
 
-/* hi4b may be NULL: eight-bit indexes. */
-INLINE void iq3_codes(const uint8_t *idx4, const uint8_t *hi4b, const uint8_t *plane, int entries, __m512i signs, const uint8_t *codes, __m512i code[8])
+INLINE __m512i column_codes(__m512i entry, int number_mask, __m512i signs, int j, const uint8_t (*codes)[64])
 {
-    const __m512i table = load_avx512(codes);
-    for (int h = 0; h < 2; h++) {
-        __m512i index = load_avx512(idx4 + 64 * h);
-        __mmask64 high[2] = { _mm512_movepi8_mask(index), 0 };
-        if (hi4b)
-            memcpy(&high[1], hi4b + 8 * h, 8);
-        for (int p = 0; p < 2; p++) {
-            __m512i sign = _mm512_permutexvar_epi8(h ? _mm512_srli_epi16(signs, 4) : signs, load_avx512(lut.sign_nibbles[p]));
-            __m512i pair = _mm512_or_si512(lookup_bytes(plane + p * entries, entries, index, high), sign);
-            code[4 * h + 2 * p] = _mm512_permutexvar_epi8(pair, table);
-            code[4 * h + 2 * p + 1] = _mm512_permutexvar_epi8(_mm512_srli_epi16(pair, 4), table);
-        }
-    }
+    const __m512i number = _mm512_set1_epi8((char)number_mask);
+    __m512i index = _mm512_ternarylogic_epi32(number, entry, j ? signs : _mm512_slli_epi16(signs, 3), 0xca); /* number ? entry : signs */
+    return _mm512_permutexvar_epi8(index, load_avx512(codes[j]));
 }
 
 /* sign7 with the eighth signs in their places (bits 11 and 15 of each 16-bit word), where the free bits were: the number of negative
@@ -68,6 +61,24 @@ INLINE __m512 sign7_scale(__m512i v)
     return _mm512_permutexvar_ps(v, _mm512_loadu_ps(lut.odd)); /* looks at four bits only */
 }
 
+INLINE __m512 halves_scaled(const uint8_t *p, float factor) { return _mm512_mul_ps(halves_load(p), _mm512_set1_ps(factor)); }
+
+/* ---- IQ3 ---- */
+
+/* hi4b may be NULL: eight-bit indexes. */
+INLINE void iq3_codes(const uint8_t *idx4, const uint8_t *hi4b, const uint8_t *planes, int entries, __m512i signs, const uint8_t (*codes)[64], __m512i code[8])
+{
+    for (int h = 0; h < 2; h++) {
+        __m512i index = load_avx512(idx4 + 64 * h), half_signs = h ? _mm512_srli_epi16(signs, 4) : signs;
+        __mmask64 high[2] = { _mm512_movepi8_mask(index), 0 };
+        if (hi4b)
+            memcpy(&high[1], hi4b + 8 * h, 8);
+        __m512i entry[2] = { plane_lookup(planes, entries, index, high), plane_lookup(planes + entries, entries, index, high) };
+        for (int j = 0; j < 4; j++)
+            code[4 * h + j] = column_codes(entry[j / 2], number_mask_iq3[j], half_signs, j, codes);
+    }
+}
+
 INLINE void group_iq3_s(const uint8_t *strand, int n, int g, struct group_avx512 *w)
 {
     iq3_codes(strand + 128 * g, strand + 1024 + 16 * g, lut.iq3s[0], 512, load_avx512(strand + 1152 + 64 * g), lut.codes_iq3s, w->code);
@@ -79,40 +90,45 @@ INLINE void group_iq3_xxs(const uint8_t *strand, int n, int g, struct group_avx5
 {
     __m512i sign7 = load_avx512(strand + 1024 + 64 * g);
     iq3_codes(strand + 128 * g, NULL, lut.iq3xxs[0], 256, sign7_complete(sign7), lut.codes_iq3xxs, w->code);
-    w->d[0] = _mm512_mul_ps(_mm512_mul_ps(halves_load(strand + 1536), _mm512_set1_ps(0.25f)), sign7_scale(sign7));
+    w->d[0] = _mm512_mul_ps(halves_scaled(strand + 1536, 0.25f), sign7_scale(sign7));
 }
 DOT_AVX512(iq3_xxs, 256, 98, IQ3XXS_BIAS, PLAIN)
 
-/* ---- IQ2 ---- */
+/* ---- IQ2 and IQ1 ---- */
 
-/* 16-bit entries; six bits of an index select in a pair of registers. */
-INLINE __m512i lookup_words(const uint16_t *table, int entries, __m512i index, const __mmask32 *high)
+/* high[]: from the second on, the index bits that idx8 lacks, as masks (bit 32h + 2r + i). signs: a bit1 vector per half, the second one
+ * where it lies after a shift by 4. */
+INLINE void idx8_codes(const uint8_t *idx8, __mmask64 *high, const uint8_t *planes, int entries, const __m512i *signs, const uint8_t (*codes)[64], __m512i code[8])
 {
-    __m512i part[16];
-    for (int i = 0; i < entries / 64; i++)
-        part[i] = _mm512_permutex2var_epi16(load_avx512(table + 64 * i), index, load_avx512(table + 64 * i + 32));
-    for (int bit = 0, count = entries / 128; count; bit++, count /= 2)
-        for (int i = 0; i < count; i++)
-            part[i] = _mm512_mask_mov_epi16(part[2 * i], high[bit], part[2 * i + 1]);
-    return part[0];
+    /* Puts the bytes of both planes side by side: byte 4r + 2i + e of half h is entry 32h + 2r + i of plane e. */
+    static const uint8_t weave[64] __attribute__((aligned(64))) = {
+        0,  64, 1,  65, 2,  66, 3,  67, 4,  68, 5,  69, 6,  70, 7,  71, 8,  72, 9,  73, 10, 74, 11, 75, 12, 76, 13, 77, 14, 78, 15, 79,
+        16, 80, 17, 81, 18, 82, 19, 83, 20, 84, 21, 85, 22, 86, 23, 87, 24, 88, 25, 89, 26, 90, 27, 91, 28, 92, 29, 93, 30, 94, 31, 95,
+    };
+    __m512i index = load_avx512(idx8), place = load_avx512(weave);
+    high[0] = _mm512_movepi8_mask(index);
+    __m512i low = plane_lookup(planes, entries, index, high), up = plane_lookup(planes + entries, entries, index, high);
+    for (int h = 0; h < 2; h++) {
+        __m512i entry = _mm512_permutex2var_epi8(low, h ? _mm512_add_epi8(place, _mm512_set1_epi8(32)) : place, up);
+        for (int j = 0; j < 4; j++)
+            code[4 * h + j] = column_codes(j == 3 ? _mm512_srli_epi16(entry, 6) : entry, number_mask_iq2[j], signs[h], j, codes);
+    }
 }
 
-/* ninth, tenth: masks of the extra index bits of each half, where there are any. */
-INLINE void iq2_codes(const uint8_t *idx8, const __mmask32 *ninth, const __mmask32 *tenth, const uint16_t *table, int entries, __m512i signs, __m512i code[8])
+INLINE void iq2_codes(const uint8_t *idx8, __mmask64 ninth, __mmask64 tenth, const uint8_t *planes, int entries, __m512i signs, __m512i code[8])
 {
-    const __m512i codes = load_avx512(lut.codes_iq2), number = _mm512_set1_epi8(3);
-    for (int h = 0; h < 2; h++) {
-        __m512i index = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(idx8 + 32 * h)));
-        __mmask32 high[4] = { _mm512_test_epi16_mask(index, _mm512_set1_epi16(64)), _mm512_test_epi16_mask(index, _mm512_set1_epi16(128)),
-                              ninth ? ninth[h] : 0, tenth ? tenth[h] : 0 };
-        __m512i entry = lookup_words(table, entries, index, high);
-        for (int j = 0; j < 4; j++) {
-            int m = 4 * h + j;
-            __m512i sign = m < 2 ? _mm512_slli_epi16(signs, 2 - m) : _mm512_srli_epi16(signs, m - 2); /* bit 2 is what counts */
-            __m512i both = _mm512_ternarylogic_epi32(number, _mm512_srli_epi16(entry, 2 * j), sign, 0xca); /* number ? entry : sign */
-            code[m] = _mm512_permutexvar_epi8(both, codes);
-        }
-    }
+    __mmask64 high[3] = { 0, ninth, tenth };
+    const __m512i half_signs[2] = { signs, _mm512_srli_epi16(signs, 4) };
+    idx8_codes(idx8, high, planes, entries, half_signs, lut.codes_iq2, code);
+}
+
+/* hi8b: bit b of both halves. */
+INLINE __mmask64 hi8b_mask(const uint8_t *p, int bits, int b)
+{
+    uint32_t half[2];
+    for (int h = 0; h < 2; h++)
+        memcpy(&half[h], p + 4 * (h * bits + b), 4);
+    return half[0] | (__mmask64)half[1] << 32;
 }
 
 /* A byte with two 4-bit sub-scales s, each meaning 2s + 1. */
@@ -126,68 +142,113 @@ INLINE void odd_scales(const uint8_t *p, __m512i scale[2])
 INLINE void group_iq2_xxs(const uint8_t *strand, int n, int g, struct group_avx512 *w)
 {
     __m512i sign7 = load_avx512(strand + 512 + 64 * g);
-    iq2_codes(strand + 64 * g, NULL, NULL, lut.iq2xxs, 256, sign7_complete(sign7), w->code);
-    w->d[0] = _mm512_mul_ps(_mm512_mul_ps(halves_load(strand + 1024), _mm512_set1_ps(0.125f)), sign7_scale(sign7));
+    iq2_codes(strand + 64 * g, 0, 0, lut.iq2xxs[0], 256, sign7_complete(sign7), w->code);
+    w->d[0] = _mm512_mul_ps(halves_scaled(strand + 1024, 0.125f), sign7_scale(sign7));
 }
 DOT_AVX512(iq2_xxs, 256, 66, IQ2_BIAS, PLAIN)
 
 INLINE void group_iq2_xs(const uint8_t *strand, int n, int g, struct group_avx512 *w)
 {
     __m512i sign7 = load_avx512(strand + 512 + 64 * g);
-    __mmask32 ninth[2] = { _mm512_test_epi16_mask(sign7, _mm512_set1_epi16(1 << 11)), _mm512_test_epi16_mask(sign7, _mm512_set1_epi16((short)(1 << 15))) };
-    iq2_codes(strand + 64 * g, ninth, NULL, lut.iq2xs, 512, sign7_complete(sign7), w->code);
+    __mmask64 ninth = _mm512_kunpackd(_mm512_movepi16_mask(sign7), _mm512_test_epi16_mask(sign7, _mm512_set1_epi16(1 << 11)));
+    iq2_codes(strand + 64 * g, ninth, 0, lut.iq2xs[0], 512, sign7_complete(sign7), w->code);
     odd_scales(strand + 1024 + 16 * g, w->scale);
-    w->d[0] = _mm512_mul_ps(halves_load(strand + 1152), _mm512_set1_ps(0.125f));
+    w->d[0] = halves_scaled(strand + 1152, 0.125f);
 }
 DOT_AVX512(iq2_xs, 256, 74, IQ2_BIAS, HALVES)
 
 INLINE void group_iq2_s(const uint8_t *strand, int n, int g, struct group_avx512 *w)
 {
-    uint32_t hi8b[4];
-    memcpy(hi8b, strand + 512 + 16 * g, 16);
-    __mmask32 ninth[2] = { hi8b[0], hi8b[2] }, tenth[2] = { hi8b[1], hi8b[3] };
-    iq2_codes(strand + 64 * g, ninth, tenth, lut.iq2s, 1024, load_avx512(strand + 640 + 64 * g), w->code);
+    const uint8_t *hi8b = strand + 512 + 16 * g;
+    iq2_codes(strand + 64 * g, hi8b_mask(hi8b, 2, 0), hi8b_mask(hi8b, 2, 1), lut.iq2s[0], 1024, load_avx512(strand + 640 + 64 * g), w->code);
     odd_scales(strand + 1152 + 16 * g, w->scale);
-    w->d[0] = _mm512_mul_ps(halves_load(strand + 1280), _mm512_set1_ps(0.125f));
+    w->d[0] = halves_scaled(strand + 1280, 0.125f);
 }
 DOT_AVX512(iq2_s, 256, 82, IQ2_BIAS, HALVES)
 
+/* IQ1: what others call the sign is the sign of the eighth that is added to all weights of an entry. negative[h]: all ones there. */
+INLINE void iq1_codes(const uint8_t *idx8, const uint8_t *hi8b, const __m512i *negative, __m512i code[8])
+{
+    __mmask64 high[4] = { 0, hi8b_mask(hi8b, 3, 0), hi8b_mask(hi8b, 3, 1), hi8b_mask(hi8b, 3, 2) };
+    idx8_codes(idx8, high, lut.iq1[0], 2048, negative, lut.codes_iq1, code);
+}
+
+INLINE void group_iq1_s(const uint8_t *strand, int n, int g, struct group_avx512 *w)
+{
+    __m512i scale = nibs_load(strand + 704 + 8 * g), sign = _mm512_movm_epi32(_mm512_test_epi32_mask(scale, _mm512_set1_epi32(8)));
+    const __m512i negative[2] = { sign, sign };
+    iq1_codes(strand + 64 * g, strand + 512 + 24 * g, negative, w->code);
+    w->d[0] = _mm512_mul_ps(halves_scaled(strand + 768, 0.125f), _mm512_permutexvar_ps(and_avx512(scale, 7), _mm512_loadu_ps(lut.odd)));
+}
+DOT_AVX512(iq1_s, 256, 50, IQ1_BIAS, PLAIN)
+
+INLINE void group_iq1_m(const uint8_t *strand, int n, int g, struct group_avx512 *w)
+{
+    uint32_t deltas[2];
+    memcpy(deltas, strand + 704 + 8 * g, 8);
+    const __m512i negative[2] = { _mm512_movm_epi16(deltas[0]), _mm512_movm_epi16(deltas[1]) };
+    iq1_codes(strand + 64 * g, strand + 512 + 24 * g, negative, w->code);
+    for (int h = 0; h < 2; h++) {
+        w->scale[h] = _mm512_set1_epi32(1);
+        for (int b = 0; b < 3; b++) {
+            uint16_t bit;
+            memcpy(&bit, strand + 768 + 12 * g + 6 * h + 2 * b, 2);
+            w->scale[h] = _mm512_mask_add_epi32(w->scale[h], bit, w->scale[h], _mm512_set1_epi32(2 << b));
+        }
+    }
+    w->d[0] = halves_scaled(strand + 864, 0.125f);
+}
+DOT_AVX512(iq1_m, 256, 56, IQ1_BIAS, HALVES)
+
 /* ---- Tables ---- */
 
-static void planes_fill(const uint8_t (*grid)[4], int entries, int (*number)(int magnitude), uint8_t *plane)
-{
-    for (int i = 0; i < entries; i++)
-        for (int p = 0; p < 2; p++)
-            plane[p * entries + i] = (uint8_t)(number(grid[i][2 * p]) | number(grid[i][2 * p + 1]) << 4);
-}
-
-static void words_fill(const uint8_t (*grid)[8], int entries, uint16_t *words)
-{
-    for (int i = 0; i < entries; i++)
-        for (int k = 0; k < 8; k++)
-            words[i] = (uint16_t)(words[i] | grid[i][k] / 16 << 2 * k); /* 8, 25, 43 are 0, 1, 2 */
-}
-
+static int number_iq1(int value) { return value + 1; }            /* -1, 0, 1 */
+static int number_iq2(int magnitude) { return magnitude / 16; }   /* 8, 25, 43 */
 static int number_iq3xxs(int magnitude) { return magnitude / 8; } /* 4, 12 .. 52, 62 */
 static int number_iq3s(int magnitude) { return magnitude / 2; }   /* 1, 3 .. 15 */
 
+static void planes_iq3(const uint8_t (*grid)[4], int entries, int (*number)(int), uint8_t *planes)
+{
+    for (int i = 0; i < entries; i++) {
+        planes[i] = (uint8_t)(number(grid[i][0]) | number(grid[i][1]) << 3);
+        planes[entries + i] = (uint8_t)(number(grid[i][3]) | number(grid[i][2]) << 3);
+    }
+}
+
+static void planes_iq2(const void *grid, bool is_signed, int entries, int (*number)(int), uint8_t *planes)
+{
+    for (int i = 0; i < 8 * entries; i++) {
+        int value = is_signed ? ((const int8_t *)grid)[i] : ((const uint8_t *)grid)[i];
+        planes[i % 8 / 4 * entries + i / 8] |= (uint8_t)(number(value) << 2 * (i % 4));
+    }
+}
+
+/* The last lookup: value[number], negated by a sign; IQ1: the value is eighths, and the sign that of one eighth more. */
+static void codes_fill(const uint8_t *number_mask, const uint8_t *value, int bias, bool iq1, uint8_t (*codes)[64])
+{
+    for (int j = 0; j < 4; j++)
+        for (int i = 0; i < 64; i++) {
+            int v = value[(i & number_mask[j]) >> __builtin_ctz(number_mask[j])];
+            bool negative = i >> sign_bit[j] & 1;
+            codes[j][i] = (uint8_t)(bias + (iq1 ? v - 8 + (negative ? -1 : 1) : negative ? -v : v));
+        }
+}
+
 static void lut_fill(void)
 {
-    static const uint8_t magnitudes_iq3xxs[8] = { 4, 12, 20, 28, 36, 44, 52, 62 }, magnitudes_iq2[4] = { 8, 25, 43, 0 };
+    static const uint8_t iq3xxs[8] = { 4, 12, 20, 28, 36, 44, 52, 62 }, iq3s[8] = { 1, 3, 5, 7, 9, 11, 13, 15 };
+    static const uint8_t iq2[4] = { 8, 25, 43, 0 }, iq1[4] = { 0, 8, 16, 0 };
     memset(&lut, 0, sizeof lut);
-    planes_fill(quant_grid_iq3xxs, 256, number_iq3xxs, lut.iq3xxs[0]);
-    planes_fill(quant_grid_iq3s, 512, number_iq3s, lut.iq3s[0]);
-    words_fill(quant_grid_iq2xxs, 256, lut.iq2xxs);
-    words_fill(quant_grid_iq2xs, 512, lut.iq2xs);
-    words_fill(quant_grid_iq2s, 1024, lut.iq2s);
-    for (int i = 0; i < 64; i++) {
-        int xxs = magnitudes_iq3xxs[i & 7], s = 2 * (i & 7) + 1, iq2 = magnitudes_iq2[i & 3];
-        lut.codes_iq3xxs[i] = (uint8_t)(IQ3XXS_BIAS + (i & 8 ? -xxs : xxs));
-        lut.codes_iq3s[i] = (uint8_t)(IQ3S_BIAS + (i & 8 ? -s : s));
-        lut.codes_iq2[i] = (uint8_t)(IQ2_BIAS + (i & 4 ? -iq2 : iq2));
-        for (int p = 0; p < 2; p++)
-            lut.sign_nibbles[p][i] = (uint8_t)((i >> 2 * p & 1) << 3 | (i >> (2 * p + 1) & 1) << 7);
-    }
+    planes_iq3(quant_grid_iq3xxs, 256, number_iq3xxs, lut.iq3xxs[0]);
+    planes_iq3(quant_grid_iq3s, 512, number_iq3s, lut.iq3s[0]);
+    planes_iq2(quant_grid_iq2xxs, false, 256, number_iq2, lut.iq2xxs[0]);
+    planes_iq2(quant_grid_iq2xs, false, 512, number_iq2, lut.iq2xs[0]);
+    planes_iq2(quant_grid_iq2s, false, 1024, number_iq2, lut.iq2s[0]);
+    planes_iq2(quant_grid_iq1s, true, 2048, number_iq1, lut.iq1[0]);
+    codes_fill(number_mask_iq3, iq3xxs, IQ3XXS_BIAS, false, lut.codes_iq3xxs);
+    codes_fill(number_mask_iq3, iq3s, IQ3S_BIAS, false, lut.codes_iq3s);
+    codes_fill(number_mask_iq2, iq2, IQ2_BIAS, false, lut.codes_iq2);
+    codes_fill(number_mask_iq2, iq1, IQ1_BIAS, true, lut.codes_iq1);
     for (int i = 0; i < 16; i++)
         lut.odd[i] = (float)(2 * i + 1);
 }
@@ -200,4 +261,6 @@ void dot_grid_avx512(struct kernels *k)
     k->dot[QUANT_IQ2_XXS] = dot_iq2_xxs;
     k->dot[QUANT_IQ2_XS] = dot_iq2_xs;
     k->dot[QUANT_IQ2_S] = dot_iq2_s;
+    k->dot[QUANT_IQ1_S] = dot_iq1_s;
+    k->dot[QUANT_IQ1_M] = dot_iq1_m;
 }

@@ -102,9 +102,10 @@ DOT_AVX512(iq4_xs, 256, 136, IQ4NL_BIAS, PLAIN)
 INLINE void group_mxfp4(const uint8_t *strand, int n, int g, struct group_avx512 *w)
 {
     nib4_lookup(strand + 256 * g, levels_fp4, w->code);
-    /* 2^(e - 128), which scalef makes a denormal where it must */
-    __m512i exponent = _mm512_sub_epi32(bytes_load(strand + 256 * n + 16 * g), _mm512_set1_epi32(128));
-    w->d[0] = _mm512_scalef_ps(_mm512_set1_ps(1), _mm512_cvtepi32_ps(exponent));
+    /* 2^(e - 128): the exponent field is e - 1, and the two smallest are denormals */
+    __m512i e = bytes_load(strand + 256 * n + 16 * g), bits = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    bits = _mm512_mask_sllv_epi32(bits, _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2)), _mm512_set1_epi32(0x00200000), e);
+    w->d[0] = _mm512_castsi512_ps(bits);
 }
 DOT_AVX512(mxfp4, 32, 17, FP4_BIAS, PLAIN)
 
