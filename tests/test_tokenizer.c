@@ -1,5 +1,5 @@
-/* test_tokenizer.c - text to tokens and back, on hand-made vocabularies and on pebble's. The same is compared with Hugging Face's library on
- * a large vocabulary in tests/node/tokenizer.mjs. */
+/* test_tokenizer.c - text to tokens and back, on hand-made vocabularies and on pebble's. The same is compared with Hugging Face's
+ * library on a large vocabulary in tests/node/tokenizer.mjs. */
 #include "text/tokenizer.h"
 
 #include <setjmp.h>
@@ -36,8 +36,9 @@ static void *repeat(const char *unit, size_t n_bytes)
     return text;
 }
 
-/* ---- A hand-made vocabulary -------------------------------------------------------------------------------------------------------------
- * Tokens 0 to 255 are the bytes in ascending order; what a test adds comes after. */
+/* ---- A hand-made vocabulary -------------------------------------------------------------------------------------------------- */
+
+/* Tokens 0 to 255 are the bytes in ascending order; what a test adds comes after. */
 
 enum { MAX_TOKENS = 300, MAX_MERGES = 16 };
 
@@ -152,19 +153,43 @@ static void expect_ids(const struct tokenizer *tokenizer, const char *text, bool
 
 #define IDS(...) ((const int32_t[]){ __VA_ARGS__, -1 })
 
-/* ---- UTF-8 ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- UTF-8 ------------------------------------------------------------------------------------------------------------------ */
 
 static void the_end_of_a_character_is_found(void **state)
 {
-    static const struct { const char *text; size_t length; int wanted; } cases[] = {
-        { "a", 1, 1 }, { "\0", 1, 1 }, { "\x7f", 1, 1 }, { "\xc3\xa9!", 3, 2 }, { "\xe0\xa4\xa6", 3, 3 }, { "\xed\x9f\xbf", 3, 3 },
-        { "\xef\xbf\xbf", 3, 3 }, { "\xf0\x9f\x8e\x89", 4, 4 }, { "\xf4\x8f\xbf\xbf", 4, 4 },
+    static const struct {
+        const char *text;
+        size_t length;
+        int wanted;
+    } cases[] = {
+        { "a", 1, 1 },
+        { "\0", 1, 1 },
+        { "\x7f", 1, 1 },
+        { "\xc3\xa9!", 3, 2 },
+        { "\xe0\xa4\xa6", 3, 3 },
+        { "\xed\x9f\xbf", 3, 3 },
+        { "\xef\xbf\xbf", 3, 3 },
+        { "\xf0\x9f\x8e\x89", 4, 4 },
+        { "\xf4\x8f\xbf\xbf", 4, 4 },
         /* cut short */
-        { "\xc3", 1, 0 }, { "\xe0\xa4", 2, 0 }, { "\xf0\x9f\x8e", 3, 0 },
+        { "\xc3", 1, 0 },
+        { "\xe0\xa4", 2, 0 },
+        { "\xf0\x9f\x8e", 3, 0 },
         /* lone continuation, overlong, surrogate, past U+10FFFF, broken off after n bytes */
-        { "\x80", 1, -1 }, { "\xbf\xbf", 2, -1 }, { "\xc0\x80", 2, -1 }, { "\xc1\xbf", 2, -1 }, { "\xe0\x80\x80", 3, -1 }, { "\xe0\x9f", 2, -1 },
-        { "\xed\xa0\x80", 3, -1 }, { "\xf0\x8f\xbf\xbf", 4, -1 }, { "\xf4\x90\x80\x80", 4, -1 }, { "\xf5\x80", 2, -1 }, { "\xff", 1, -1 },
-        { "\xc3!", 2, -1 }, { "\xe0\xa4!", 3, -2 }, { "\xf0\x9f\x8e!", 4, -3 },
+        { "\x80", 1, -1 },
+        { "\xbf\xbf", 2, -1 },
+        { "\xc0\x80", 2, -1 },
+        { "\xc1\xbf", 2, -1 },
+        { "\xe0\x80\x80", 3, -1 },
+        { "\xe0\x9f", 2, -1 },
+        { "\xed\xa0\x80", 3, -1 },
+        { "\xf0\x8f\xbf\xbf", 4, -1 },
+        { "\xf4\x90\x80\x80", 4, -1 },
+        { "\xf5\x80", 2, -1 },
+        { "\xff", 1, -1 },
+        { "\xc3!", 2, -1 },
+        { "\xe0\xa4!", 3, -2 },
+        { "\xf0\x9f\x8e!", 4, -3 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (utf8_look(cases[i].text, cases[i].length) != cases[i].wanted)
@@ -216,7 +241,7 @@ static void an_ended_stream_can_start_again(void **state)
     assert_int_equal(utf8_stream_push(&stream, "ok", 2, out), 2);
 }
 
-/* ---- Normalization ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- Normalization ---------------------------------------------------------------------------------------------------------- */
 
 static void expect_normal(const char *text, const char *wanted)
 {
@@ -235,12 +260,12 @@ static void text_is_composed(void **state)
     expect_normal("plain", "plain");
     expect_normal("e\u0301", "\u00e9");
     expect_normal("\u00e9", "\u00e9");
-    expect_normal("\u212b", "\u00c5");                   /* the angstrom sign is a letter with a ring */
-    expect_normal("\u1112\u1161\u11ab", "\ud55c");       /* a Korean syllable */
-    expect_normal("q\u0307\u0323", "q\u0323\u0307");     /* marks come in the order of their class */
-    expect_normal("a\u0301\u0300", "\u00e1\u0300");      /* marks of one class keep their order */
-    expect_normal("\u0958", "\u0915\u093c");             /* excluded from composition */
-    expect_normal("\ufb01", "\ufb01");                   /* a ligature is not canonically equivalent to its letters */
+    expect_normal("\u212b", "\u00c5");               /* the angstrom sign is a letter with a ring */
+    expect_normal("\u1112\u1161\u11ab", "\ud55c");   /* a Korean syllable */
+    expect_normal("q\u0307\u0323", "q\u0323\u0307"); /* marks come in the order of their class */
+    expect_normal("a\u0301\u0300", "\u00e1\u0300");  /* marks of one class keep their order */
+    expect_normal("\u0958", "\u0915\u093c");         /* excluded from composition */
+    expect_normal("\ufb01", "\ufb01");               /* a ligature is not canonically equivalent to its letters */
     expect_normal("\u1e0a\u0323", "\u1e0c\u0307");
 }
 
@@ -267,7 +292,7 @@ static void a_megabyte_of_marks_is_normalized_in_time(void **state)
     free(out);
 }
 
-/* ---- Words ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- Words ------------------------------------------------------------------------------------------------------------------ */
 
 /* `wanted` shows the pieces with a bar between them. */
 static void expect_pieces(const char *name, const char *text, const char *wanted)
@@ -289,14 +314,32 @@ static void expect_pieces(const char *name, const char *text, const char *wanted
     assert_string_equal(pieces, wanted);
 }
 
-static void words_keep_the_space_before_them(void **state) { expect_pieces("qwen35", "The quick (brown) fox", "The| quick| (|brown|)| fox"); }
+static void words_keep_the_space_before_them(void **state)
+{
+    expect_pieces("qwen35", "The quick (brown) fox", "The| quick| (|brown|)| fox");
+}
 static void digits_stand_alone(void **state) { expect_pieces("qwen35", "in 2026, ½ Ⅷ", "in| |2|0|2|6|,| |½| |Ⅷ"); }
-static void contractions_are_cut_off_in_either_case(void **state) { expect_pieces("qwen35", "I'm we'LL o'clock 'Re", "I|'m| we|'LL| o|'clock| '|Re"); }
-static void punctuation_takes_the_line_ends_after_it(void **state) { expect_pieces("qwen35", "end.\r\n\n x !\n", "end|.\r\n\n| x| !\n"); }
-static void white_space_leaves_its_last_character_to_a_word(void **state) { expect_pieces("qwen35", "a   b  1\t\tc", "a|  | b| | |1|\t|\tc"); }
+static void contractions_are_cut_off_in_either_case(void **state)
+{
+    expect_pieces("qwen35", "I'm we'LL o'clock 'Re", "I|'m| we|'LL| o|'clock| '|Re");
+}
+static void punctuation_takes_the_line_ends_after_it(void **state)
+{
+    expect_pieces("qwen35", "end.\r\n\n x !\n", "end|.\r\n\n| x| !\n");
+}
+static void white_space_leaves_its_last_character_to_a_word(void **state)
+{
+    expect_pieces("qwen35", "a   b  1\t\tc", "a|  | b| | |1|\t|\tc");
+}
 static void white_space_ends_at_its_last_line_end(void **state) { expect_pieces("qwen35", "a \n \n  b \n", "a| \n \n| | b| \n"); }
-static void white_space_is_that_of_unicode(void **state) { expect_pieces("qwen35", "a\xc2\x85\u3000\u2028b", "a|\xc2\x85\u3000|\u2028b"); }
-static void a_zero_width_space_is_no_white_space(void **state) { expect_pieces("qwen35", "  \u200b\u180e\ufeff", " | \u200b\u180e\ufeff"); }
+static void white_space_is_that_of_unicode(void **state)
+{
+    expect_pieces("qwen35", "a\xc2\x85\u3000\u2028b", "a|\xc2\x85\u3000|\u2028b");
+}
+static void a_zero_width_space_is_no_white_space(void **state)
+{
+    expect_pieces("qwen35", "  \u200b\u180e\ufeff", " | \u200b\u180e\ufeff");
+}
 static void combining_marks_belong_to_words_in_qwen35(void **state) { expect_pieces("qwen35", "สวัสดี हिन्दी", "สวัสดี| हिन्दी"); }
 static void combining_marks_end_words_in_qwen2(void **state) { expect_pieces("qwen2", "हिन्दी", "ह|िन|्द|ी"); }
 
@@ -325,7 +368,7 @@ static void a_megabyte_without_a_word_is_cut_in_time(void **state)
     pretokenizer_destroy(pretokenizer);
 }
 
-/* ---- Merging ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- Merging ---------------------------------------------------------------------------------------------------------------- */
 
 static void the_lowest_rank_merges_first(void **state)
 {
@@ -400,7 +443,7 @@ static void a_megabyte_without_a_space_is_encoded_in_time(void **state)
     tokenizer_destroy(tokenizer);
 }
 
-/* ---- Special tokens --------------------------------------------------------------------------------------------------------------------- */
+/* ---- Special tokens --------------------------------------------------------------------------------------------------------- */
 
 static void control_tokens_are_parsed_only_when_asked(void **state)
 {
@@ -473,7 +516,7 @@ static void special_tokens_are_found_by_their_text(void **state)
     tokenizer_destroy(tokenizer);
 }
 
-/* ---- Any text and any bytes ------------------------------------------------------------------------------------------------------------- */
+/* ---- Any text and any bytes ------------------------------------------------------------------------------------------------- */
 
 static void text_is_normalized_before_it_is_encoded(void **state)
 {
@@ -547,7 +590,7 @@ static void a_text_beyond_the_limit_is_refused(void **state)
     tokenizer_destroy(tokenizer);
 }
 
-/* ---- Decoding --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- Decoding --------------------------------------------------------------------------------------------------------------- */
 
 static void expect_text(const struct tokenizer *tokenizer, const int32_t *ids, bool show_special, const char *wanted)
 {
@@ -599,7 +642,7 @@ static void a_character_spread_over_tokens_is_put_together(void **state)
     tokenizer_destroy(tokenizer);
 }
 
-/* ---- What the file says ----------------------------------------------------------------------------------------------------------------- */
+/* ---- What the file says ----------------------------------------------------------------------------------------------------- */
 
 static void the_named_tokens_are_read(void **state)
 {
@@ -656,12 +699,12 @@ static void a_stop_named_twice_counts_once(void **state)
     tokenizer_destroy(tokenizer);
 }
 
-/* ---- Files that are refused ------------------------------------------------------------------------------------------------------------- */
+/* ---- Files that are refused ------------------------------------------------------------------------------------------------- */
 
 static void a_missing_key_is_named(void **state)
 {
-    static const char *const keys[] = { "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type",
-                                        "tokenizer.ggml.merges" };
+    static const char *const keys[] = { "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens",
+                                        "tokenizer.ggml.token_type", "tokenizer.ggml.merges" };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char phrase[80];
         struct vocabulary v = bytes_only();
@@ -682,7 +725,8 @@ static void an_unknown_pre_tokenizer_is_refused_with_the_known_ones(void **state
 {
     struct vocabulary v = bytes_only();
     v.pre = "llama-bpe";
-    expect_refusal(&v, STRATA_E_UNSUPPORTED, "tokenizer.ggml.pre is \"llama-bpe\", a pre-tokenizer that Strata does not know; it knows qwen35, qwen2");
+    expect_refusal(&v, STRATA_E_UNSUPPORTED,
+                   "tokenizer.ggml.pre is \"llama-bpe\", which Strata does not know; it knows qwen35, qwen2");
 }
 
 static void tokens_that_are_no_strings_are_refused(void **state)
@@ -730,10 +774,12 @@ static void a_tiny_vocabulary_is_refused(void **state)
 
 static void a_merge_of_unknown_tokens_is_refused(void **state)
 {
-    static const struct { const char *pair, *phrase; } cases[] = {
-        { "xy a", "entry 0 is \"xy a\", but its left side is not a token" },
-        { "a xy", "entry 0 is \"a xy\", but its right side is not a token" },
-        { "a b", "entry 0 is \"a b\", but their union is not a token" },
+    static const struct {
+        const char *pair, *phrase;
+    } cases[] = {
+        { "xy a", "entry 0, \"xy a\": its left side is not a token" },
+        { "a xy", "entry 0, \"a xy\": its right side is not a token" },
+        { "a b", "entry 0, \"a b\": its two sides together are not a token" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct vocabulary v = bytes_only();
@@ -757,7 +803,15 @@ static void a_merge_that_makes_a_control_token_is_refused(void **state)
     struct vocabulary v = bytes_only();
     add(&v, "ab", TOKEN_CONTROL);
     add_merge(&v, "a b");
-    expect_refusal(&v, STRATA_E_FORMAT, "token 256 is of type 3; plain text may not become such a token");
+    expect_refusal(&v, STRATA_E_FORMAT, "it makes token 256, whose type is 3; plain text may not become such a token");
+}
+
+static void a_merge_that_changes_bytes_is_refused(void **state)
+{
+    struct vocabulary v = bytes_only();
+    add(&v, "\u0120\u0120", TOKEN_USER_DEFINED); /* stands for its letters, not for two spaces */
+    add_merge(&v, "\u0120 \u0120");
+    expect_refusal(&v, STRATA_E_FORMAT, "it makes token 256, which does not stand for the bytes of its two sides");
 }
 
 static void a_token_number_outside_the_vocabulary_is_refused(void **state)
@@ -776,7 +830,7 @@ static void a_special_token_of_a_novel_s_length_is_refused(void **state)
     free(text);
 }
 
-/* ---- The bundled model ------------------------------------------------------------------------------------------------------------------ */
+/* ---- The bundled model ------------------------------------------------------------------------------------------------------ */
 
 static void pebble_s_texts_have_the_tokens_that_transformers_gives(void **state)
 {
@@ -861,6 +915,7 @@ int main(void)
         cmocka_unit_test(a_merge_of_unknown_tokens_is_refused),
         cmocka_unit_test(a_merge_that_is_no_pair_is_refused),
         cmocka_unit_test(a_merge_that_makes_a_control_token_is_refused),
+        cmocka_unit_test(a_merge_that_changes_bytes_is_refused),
         cmocka_unit_test(a_token_number_outside_the_vocabulary_is_refused),
         cmocka_unit_test(a_special_token_of_a_novel_s_length_is_refused),
         cmocka_unit_test(pebble_s_texts_have_the_tokens_that_transformers_gives),

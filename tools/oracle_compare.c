@@ -7,7 +7,7 @@
  * continuation), f32 last_logits[n_vocab] (at the last prompt position).
  *
  * Passes if, for every prompt, the last logits differ by at most 2e-3 of their range; if the argmax is equal at 99.5 % of all positions and every
- * difference has a reference margin below 1e-2; and if the greedy continuation is equal up to the first margin below 1e-3. */
+ * difference has a reference margin below 1e-2; and if the greedy continuation is equal wherever the reference margin is at least 1e-3. */
 #include <strata.h>
 
 #include <math.h>
@@ -68,24 +68,21 @@ static bool compare(struct strata_session *session, const struct prompt *p, int 
 
     int32_t *all = malloc((p->n + p->n_greedy) * sizeof *all);
     memcpy(all, p->ids, p->n * sizeof *all);
-    uint32_t same = 0;
-    bool excused = false;
+    /* Where the reference itself hardly decides, its choice is taken and the walk goes on. */
+    uint32_t same = 0, undecided = 0;
     for (; same < p->n_greedy; same++) {
-        if (p->margin[p->n - 1 + same] < 1e-3f) {
-            excused = true;
-            break;
-        }
         int32_t token = best(strata_session_logits(session), n_vocab);
-        if (token != p->greedy[same])
+        if (token != p->greedy[same] && p->margin[p->n - 1 + same] >= 1e-3f)
             break;
-        all[p->n + same] = token;
+        undecided += token != p->greedy[same];
+        all[p->n + same] = p->greedy[same];
         if (strata_session_sync(session, all, (int)(p->n + same + 1), 1, NULL, NULL, NULL))
             exit(1);
     }
     free(all);
-    ok = ok && (same == p->n_greedy || excused);
-    printf("%-14s %4u tokens: last logits within %.1e of the range, argmax differs at %d positions (largest margin %.1e), greedy equal %u of %u%s: %s\n", p->name, p->n,
-           (double)(worst / (high - low)), different, (double)worst_margin, same, p->n_greedy, excused ? " (then a margin below 1e-3)" : "", ok ? "ok" : "WRONG");
+    ok = ok && same == p->n_greedy;
+    printf("%-14s %4u tokens: last logits within %.1e of the range, argmax differs at %d positions (largest margin %.1e), greedy follows %u of %u (%u undecided): %s\n", p->name, p->n,
+           (double)(worst / (high - low)), different, (double)worst_margin, same, p->n_greedy, undecided, ok ? "ok" : "WRONG");
     return ok;
 }
 

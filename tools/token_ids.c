@@ -57,7 +57,8 @@ int main(int argc, char **argv)
     for (ssize_t n; code == 0 && (n = getline(&line, &room, stdin)) > 0;) {
         json_error_t problem;
         json_t *request = json_loadb(line, (size_t)n, JSON_ALLOW_NUL, &problem);
-        code = request ? answer(tokenizer, request, &error) : error_set(&error, STRATA_E_ARGUMENT, "a request is not JSON: %s", problem.text);
+        code = request ? answer(tokenizer, request, &error)
+                       : error_set(&error, STRATA_E_ARGUMENT, "a request is not JSON: %s", problem.text);
         json_decref(request);
     }
     free(line);

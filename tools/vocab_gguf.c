@@ -30,7 +30,8 @@ static int32_t find_token(const struct vocabulary *vocabulary, const char *text)
     return -1;
 }
 
-static int put_token(struct vocabulary *vocabulary, const char *text, const json_t *number, int32_t type, struct strata_error *error)
+static int put_token(struct vocabulary *vocabulary, const char *text, const json_t *number, int32_t type,
+                     struct strata_error *error)
 {
     json_int_t id = json_is_integer(number) ? json_integer_value(number) : -1;
     if (id < 0 || id >= vocabulary->n_tokens)
@@ -44,30 +45,33 @@ static int put_token(struct vocabulary *vocabulary, const char *text, const json
 
 static int read_tokens(struct vocabulary *vocabulary, const json_t *root, struct strata_error *error)
 {
-    json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab"), *added = json_object_get(root, "added_tokens"), *value;
+    json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab"), *added = json_object_get(root, "added_tokens"),
+           *value;
     const char *text;
     size_t i;
     int code = 0;
     if (!json_is_object(vocab) || !json_is_array(added))
         return error_set(error, STRATA_E_FORMAT, "it has no model.vocab or no added_tokens");
     json_int_t last = -1;
-    json_object_foreach(vocab, text, value)
-        last = json_integer_value(value) > last ? json_integer_value(value) : last;
+    json_object_foreach(vocab, text, value) { last = json_integer_value(value) > last ? json_integer_value(value) : last; }
     json_array_foreach(added, i, value)
     {
         json_int_t id = json_integer_value(json_object_get(value, "id"));
         last = id > last ? id : last;
     }
     if (last < 0 || last >= MAX_TOKENS)
-        return error_set(error, STRATA_E_FORMAT, "its last token has the number %lld; wanted 0 to %d", (long long)last, MAX_TOKENS - 1);
+        return error_set(error, STRATA_E_FORMAT, "its last token has the number %lld; wanted 0 to %d", (long long)last,
+                         MAX_TOKENS - 1);
     vocabulary->n_tokens = (int32_t)last + 1;
     vocabulary->tokens = calloc((size_t)vocabulary->n_tokens, sizeof *vocabulary->tokens);
     vocabulary->types = calloc((size_t)vocabulary->n_tokens, sizeof *vocabulary->types);
     if (!vocabulary->tokens || !vocabulary->types)
         return error_set(error, STRATA_E_MEMORY, "out of memory");
     json_object_foreach(vocab, text, value)
+    {
         if ((code = put_token(vocabulary, text, value, TOKEN_NORMAL, error)) < 0)
             return code;
+    }
     json_array_foreach(added, i, value)
     {
         const char *content = json_string_value(json_object_get(value, "content"));

@@ -231,9 +231,9 @@ static int run_model(struct run *run, struct strata_error *error)
     code = gguf_get_bool(run->gguf, "strata.synthetic", &synthetic, error);
     if (code >= 0)
         code = apply_hints(run, error);
-    struct strata_options options = { (int)run->threads, run->quiet ? NULL : cli_progress, "loading" };
+    struct strata_options engine_options = { (int)run->threads, run->quiet ? NULL : cli_progress, "loading" };
     if (code >= 0)
-        code = strata_engine_open(&run->engine, run->model, &options, error);
+        code = strata_engine_open(&run->engine, run->model, &engine_options, error);
     if (code >= 0)
         code = tokenizer_create(&run->tokenizer, run->gguf, error);
     if (code < 0)

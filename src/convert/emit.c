@@ -28,11 +28,16 @@ static bool ends_with(const char *text, const char *end)
 
 static enum role role_of(const char *name, int n_dims)
 {
-    static const struct { const char *name; enum role role; } exact[] = {
-        { "ffn_gate_inp.weight", ROLE_FLOAT },     { "ssm_alpha.weight", ROLE_FLOAT },         { "ssm_beta.weight", ROLE_FLOAT },
-        { "ssm_conv1d.weight", ROLE_FLOAT },       { "ple_conv1d.weight", ROLE_FLOAT },        { "indexer.q_proj.weight", ROLE_INDEXER },
-        { "indexer.k_proj.weight", ROLE_INDEXER }, { "ffn_gate_exps.weight", ROLE_GATE_UP },   { "ffn_up_exps.weight", ROLE_GATE_UP },
-        { "ffn_gate_up_exps.weight", ROLE_GATE_UP }, { "ffn_down_exps.weight", ROLE_DOWN },    { "per_layer_token_embd.weight", ROLE_NGRAM },
+    static const struct {
+        const char *name;
+        enum role role;
+    } exact[] = {
+        { "ffn_gate_inp.weight", ROLE_FLOAT },     { "ssm_alpha.weight", ROLE_FLOAT },
+        { "ssm_beta.weight", ROLE_FLOAT },         { "ssm_conv1d.weight", ROLE_FLOAT },
+        { "ple_conv1d.weight", ROLE_FLOAT },       { "indexer.q_proj.weight", ROLE_INDEXER },
+        { "indexer.k_proj.weight", ROLE_INDEXER }, { "ffn_gate_exps.weight", ROLE_GATE_UP },
+        { "ffn_up_exps.weight", ROLE_GATE_UP },    { "ffn_gate_up_exps.weight", ROLE_GATE_UP },
+        { "ffn_down_exps.weight", ROLE_DOWN },     { "per_layer_token_embd.weight", ROLE_NGRAM },
     };
     const char *local = local_name(name);
     if (n_dims <= 1 || ends_with(local, "_inject.weight") || ends_with(local, "_norm.weight") || ends_with(local, ".scale"))
@@ -57,7 +62,8 @@ static void count_fallback(struct emit *emit, const struct quant_format *wanted,
     emit->fallbacks[i].n++;
 }
 
-const struct quant_format *emit_format(struct emit *emit, const char *name, int n_dims, int64_t width, const struct quant_format *from)
+const struct quant_format *emit_format(struct emit *emit, const char *name, int n_dims, int64_t width,
+                                       const struct quant_format *from)
 {
     const struct convert_types *types = &emit->options->types;
     const struct quant_format *f32 = quant_format_find(QUANT_F32), *bf16 = quant_format_find(QUANT_BF16), *wanted = NULL;
@@ -95,10 +101,11 @@ const struct quant_format *emit_format(struct emit *emit, const char *name, int 
 static int file_type_of(const struct quant_format *format)
 {
     static const int8_t labels[QUANT_TYPE_LIMIT] = {
-        [QUANT_F16] = 1, [QUANT_Q4_0] = 2, [QUANT_Q4_1] = 3, [QUANT_Q8_0] = 7, [QUANT_Q5_0] = 8, [QUANT_Q5_1] = 9, [QUANT_Q2_K] = 10, [QUANT_Q3_K] = 11,
-        [QUANT_Q4_K] = 14, [QUANT_Q5_K] = 16, [QUANT_Q6_K] = 18, [QUANT_IQ2_XXS] = 19, [QUANT_IQ2_XS] = 20, [QUANT_IQ3_XXS] = 23, [QUANT_IQ1_S] = 24,
-        [QUANT_IQ4_NL] = 25, [QUANT_IQ3_S] = 26, [QUANT_IQ2_S] = 28, [QUANT_IQ4_XS] = 30, [QUANT_IQ1_M] = 31, [QUANT_BF16] = 32, [QUANT_MXFP4] = 38,
-        [QUANT_NVFP4] = 39, [QUANT_Q1_0] = 40, [QUANT_Q2_0] = 41,
+        [QUANT_F16] = 1,     [QUANT_Q4_0] = 2,     [QUANT_Q4_1] = 3,    [QUANT_Q8_0] = 7,     [QUANT_Q5_0] = 8,
+        [QUANT_Q5_1] = 9,    [QUANT_Q2_K] = 10,    [QUANT_Q3_K] = 11,   [QUANT_Q4_K] = 14,    [QUANT_Q5_K] = 16,
+        [QUANT_Q6_K] = 18,   [QUANT_IQ2_XXS] = 19, [QUANT_IQ2_XS] = 20, [QUANT_IQ3_XXS] = 23, [QUANT_IQ1_S] = 24,
+        [QUANT_IQ4_NL] = 25, [QUANT_IQ3_S] = 26,   [QUANT_IQ2_S] = 28,  [QUANT_IQ4_XS] = 30,  [QUANT_IQ1_M] = 31,
+        [QUANT_BF16] = 32,   [QUANT_MXFP4] = 38,   [QUANT_NVFP4] = 39,  [QUANT_Q1_0] = 40,    [QUANT_Q2_0] = 41,
     };
     return labels[format->type];
 }
@@ -142,12 +149,13 @@ void emit_destroy(struct emit *emit)
     free(emit->tensors);
 }
 
-int emit_add(struct emit *emit, const char *name, const struct quant_format *format, int n_dims, const int64_t *dims, struct emit_source source,
-             struct strata_error *error)
+int emit_add(struct emit *emit, const char *name, const struct quant_format *format, int n_dims, const int64_t *dims,
+             struct emit_source source, struct strata_error *error)
 {
     int code = 0;
     if (strlen(name) >= GGUF_MAX_NAME)
-        code = error_set(error, STRATA_E_FORMAT, "tensor %.100s: the name has %zu bytes, wanted at most %d", name, strlen(name), GGUF_MAX_NAME - 1);
+        code = error_set(error, STRATA_E_FORMAT, "tensor %.100s: the name has %zu bytes, wanted at most %d", name, strlen(name),
+                         GGUF_MAX_NAME - 1);
     else if (source.floats && !format->is_float && !format->encode)
         code = error_set(error, STRATA_E_UNSUPPORTED, "tensor %s: Strata reads %s but cannot write it", name, format->name);
     else if (emit->n == emit->capacity) {
@@ -186,7 +194,8 @@ struct batch {
     struct strata_error error;
 };
 
-static int run_floats(const struct emit_tensor *t, int64_t first, int64_t n, size_t row_bytes, uint8_t *out, struct strata_error *error)
+static int run_floats(const struct emit_tensor *t, int64_t first, int64_t n, size_t row_bytes, uint8_t *out,
+                      struct strata_error *error)
 {
     float *values = malloc((size_t)(n * t->dims[0]) * sizeof *values);
     if (!values)
@@ -215,17 +224,21 @@ static void run_item(void *context, int item)
     }
 }
 
-static uint64_t tensor_bytes(const struct emit_tensor *t) { return (uint64_t)tensor_rows(t) * quant_row_bytes(t->format, t->dims[0]); }
+static uint64_t tensor_bytes(const struct emit_tensor *t)
+{
+    return (uint64_t)tensor_rows(t) * quant_row_bytes(t->format, t->dims[0]);
+}
 
-static int stream_tensor(const struct emit *emit, const struct emit_tensor *t, struct pool *pool, struct gguf_writer *writer, uint64_t done, uint64_t total,
-                         struct strata_error *error)
+static int stream_tensor(const struct emit *emit, const struct emit_tensor *t, struct pool *pool, struct gguf_writer *writer,
+                         uint64_t done, uint64_t total, struct strata_error *error)
 {
     struct batch b = { .tensor = t, .row_bytes = quant_row_bytes(t->format, t->dims[0]) };
     int64_t rows = tensor_rows(t), batch_rows;
     b.item_rows = t->dims[0] < ITEM_WEIGHTS ? ITEM_WEIGHTS / t->dims[0] : 1;
     batch_rows = b.item_rows * BATCH_ITEMS < rows ? b.item_rows * BATCH_ITEMS : rows;
     b.out = malloc((size_t)batch_rows * b.row_bytes);
-    int code = b.out ? 0 : error_set(error, STRATA_E_MEMORY, "out of memory for %lld rows of tensor %s", (long long)batch_rows, t->name);
+    int code =
+        b.out ? 0 : error_set(error, STRATA_E_MEMORY, "out of memory for %lld rows of tensor %s", (long long)batch_rows, t->name);
     for (; !code && b.first < rows; b.first += b.n_rows) {
         b.n_rows = rows - b.first < batch_rows ? rows - b.first : batch_rows;
         pool_run(pool, (int)((b.n_rows + b.item_rows - 1) / b.item_rows), run_item, &b);
@@ -236,7 +249,8 @@ static int stream_tensor(const struct emit *emit, const struct emit_tensor *t, s
         }
         code = gguf_write(writer, b.out, (uint64_t)b.n_rows * b.row_bytes, error);
         done += (uint64_t)b.n_rows * b.row_bytes;
-        if (!code && emit->options->progress && !emit->options->progress(emit->options->progress_context, (double)done / (double)total))
+        if (!code && emit->options->progress &&
+            !emit->options->progress(emit->options->progress_context, (double)done / (double)total))
             code = error_set(error, STRATA_E_STOPPED, "stopped");
     }
     free(b.out);

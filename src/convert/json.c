@@ -11,7 +11,8 @@ enum { FLAGS = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL };
 static int check(json_t *json, const json_error_t *bad, const char *where, struct strata_error *error)
 {
     if (!json)
-        return error_set(error, STRATA_E_FORMAT, "%s: not valid JSON at line %d, column %d: %s", where, bad->line, bad->column, bad->text);
+        return error_set(error, STRATA_E_FORMAT, "%s: not valid JSON at line %d, column %d: %s", where, bad->line, bad->column,
+                         bad->text);
     if (json_is_object(json))
         return 0;
     json_decref(json);

@@ -25,7 +25,8 @@ static int read_at(const struct safetensors_file *file, uint64_t start, void *ou
         if (got < 0)
             return error_set(error, STRATA_E_IO, "%s: cannot read: %s", file->path, strerror(errno));
         if (got == 0)
-            return error_set(error, STRATA_E_FORMAT, "%s ends at byte %" PRIu64 ", %" PRIu64 " more wanted", file->path, start, length);
+            return error_set(error, STRATA_E_FORMAT, "%s ends at byte %" PRIu64 ", %" PRIu64 " more wanted", file->path, start,
+                             length);
         to += got;
         start += (uint64_t)got;
         length -= (uint64_t)got;
@@ -37,9 +38,13 @@ static int read_at(const struct safetensors_file *file, uint64_t start, void *ou
 
 static int element_bytes(const char *dtype)
 {
-    static const struct { const char *name; int bytes; } types[] = {
-        { "F32", 4 }, { "F16", 2 }, { "BF16", 2 }, { "F64", 8 }, { "I64", 8 }, { "U64", 8 }, { "I32", 4 }, { "U32", 4 }, { "I16", 2 },
-        { "U16", 2 }, { "I8", 1 }, { "U8", 1 }, { "BOOL", 1 }, { "F8_E4M3", 1 }, { "F8_E5M2", 1 }, { "F8_E8M0", 1 },
+    static const struct {
+        const char *name;
+        int bytes;
+    } types[] = {
+        { "F32", 4 },  { "F16", 2 },     { "BF16", 2 },    { "F64", 8 },     { "I64", 8 }, { "U64", 8 },
+        { "I32", 4 },  { "U32", 4 },     { "I16", 2 },     { "U16", 2 },     { "I8", 1 },  { "U8", 1 },
+        { "BOOL", 1 }, { "F8_E4M3", 1 }, { "F8_E5M2", 1 }, { "F8_E8M0", 1 },
     };
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(types[i].name, dtype) == 0)
@@ -50,7 +55,8 @@ static int element_bytes(const char *dtype)
 static int parse_shape(struct safetensor *t, const json_t *shape, const char *path, struct strata_error *error)
 {
     if (!json_is_array(shape) || json_array_size(shape) > SAFETENSORS_MAX_DIMS)
-        return error_set(error, STRATA_E_FORMAT, "%s: tensor %s has no list of at most %d sizes as its shape", path, t->name, SAFETENSORS_MAX_DIMS);
+        return error_set(error, STRATA_E_FORMAT, "%s: tensor %s has no list of at most %d sizes as its shape", path, t->name,
+                         SAFETENSORS_MAX_DIMS);
     t->n_dims = (int)json_array_size(shape);
     t->n_elements = 1;
     for (int i = 0; i < t->n_dims; i++) {
@@ -63,8 +69,8 @@ static int parse_shape(struct safetensor *t, const json_t *shape, const char *pa
 }
 
 /* `data`: where the file's data section starts. */
-static int parse_tensor(struct safetensor *t, const char *name, const json_t *info, const struct safetensors_file *file, uint64_t data,
-                        struct strata_error *error)
+static int parse_tensor(struct safetensor *t, const char *name, const json_t *info, const struct safetensors_file *file,
+                        uint64_t data, struct strata_error *error)
 {
     t->name = strdup(name);
     if (!t->name)
@@ -72,7 +78,8 @@ static int parse_tensor(struct safetensor *t, const char *name, const json_t *in
     const char *dtype = json_string_value(json_object_get(info, "dtype"));
     int size = dtype ? element_bytes(dtype) : 0;
     if (!size)
-        return error_set(error, STRATA_E_UNSUPPORTED, "%s: tensor %s has dtype %.15s, which is not known", file->path, name, dtype ? dtype : "(none)");
+        return error_set(error, STRATA_E_UNSUPPORTED, "%s: tensor %s has dtype %.15s, which is not known", file->path, name,
+                         dtype ? dtype : "(none)");
     snprintf(t->dtype, sizeof t->dtype, "%s", dtype);
     const struct quant_format *format = quant_format_named(dtype);
     t->format = format && format->is_float ? format : NULL;
@@ -81,15 +88,17 @@ static int parse_tensor(struct safetensor *t, const char *name, const json_t *in
         return code;
     const json_t *range = json_object_get(info, "data_offsets");
     const json_t *begin = json_array_get(range, 0), *end = json_array_get(range, 1);
-    int64_t from = json_is_integer(begin) ? json_integer_value(begin) : -1, to = json_is_integer(end) ? json_integer_value(end) : -1, bytes;
+    int64_t from = json_is_integer(begin) ? json_integer_value(begin) : -1,
+            to = json_is_integer(end) ? json_integer_value(end) : -1, bytes;
     if (json_array_size(range) != 2 || from < 0 || to < from)
         return error_set(error, STRATA_E_FORMAT, "%s: tensor %s has no pair of ascending data_offsets", file->path, name);
     if ((uint64_t)to > file->size - data)
-        return error_set(error, STRATA_E_FORMAT, "%s: tensor %s ends at byte %lld of a data section of %llu bytes; is the download complete?", file->path,
+        return error_set(error, STRATA_E_FORMAT,
+                         "%s: tensor %s ends at byte %lld of a data section of %llu bytes; is the download complete?", file->path,
                          name, (long long)to, (unsigned long long)(file->size - data));
     if (__builtin_mul_overflow(t->n_elements, size, &bytes) || bytes != to - from)
-        return error_set(error, STRATA_E_FORMAT, "%s: tensor %s has %lld bytes, its shape and dtype %s want %lld elements of %d", file->path, name,
-                         (long long)(to - from), dtype, (long long)t->n_elements, size);
+        return error_set(error, STRATA_E_FORMAT, "%s: tensor %s has %lld bytes, its shape and dtype %s want %lld elements of %d",
+                         file->path, name, (long long)(to - from), dtype, (long long)t->n_elements, size);
     t->offset = data + (uint64_t)from;
     t->bytes = (uint64_t)bytes;
     return 0;
@@ -109,8 +118,8 @@ static int read_header(const struct safetensors_file *file, json_t **out, uint64
     for (int i = 7; i >= 0; i--)
         length = length << 8 | length_bytes[i];
     if (length > MAX_HEADER || length > file->size - 8)
-        return error_set(error, STRATA_E_FORMAT, "%s: a header of %" PRIu64 " bytes, the file has %" PRIu64 " (at most %d allowed)", file->path, length,
-                         file->size, MAX_HEADER);
+        return error_set(error, STRATA_E_FORMAT, "%s: a header of %" PRIu64 " bytes, the file has %" PRIu64 " (at most %d allowed)",
+                         file->path, length, file->size, MAX_HEADER);
     char *text = malloc((size_t)length + 1);
     if (!text)
         return error_set(error, STRATA_E_MEMORY, "out of memory for the header of %s", file->path);
@@ -158,7 +167,8 @@ static int open_file(struct safetensors *st, const char *directory, const char *
         if (strcmp(strrchr(st->files[i].path, '/') + 1, name) == 0)
             return 0;
     if (!*name || strchr(name, '/')) /* an index must not lead out of its directory */
-        return error_set(error, STRATA_E_FORMAT, "%s: the index names the file '%.100s', wanted a plain file name", directory, name);
+        return error_set(error, STRATA_E_FORMAT, "%s: the index names the file '%.100s', wanted a plain file name", directory,
+                         name);
     struct safetensors_file *more = realloc(st->files, ((size_t)st->n_files + 1) * sizeof *more);
     if (!more)
         return error_set(error, STRATA_E_MEMORY, "out of memory for %d file names", st->n_files + 1);
@@ -200,7 +210,10 @@ static int open_all(struct safetensors *st, const char *directory, json_t **inde
     return 0;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(((const struct safetensor *)a)->name, ((const struct safetensor *)b)->name); }
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct safetensor *)a)->name, ((const struct safetensor *)b)->name);
+}
 
 /* Sorts, and looks for a name in two files (in one file the JSON reader refuses it), and for names that only the index has. */
 static int check_names(struct safetensors *st, const json_t *index, struct strata_error *error)
@@ -216,7 +229,8 @@ static int check_names(struct safetensors *st, const json_t *index, struct strat
     {
         const struct safetensor *t = safetensors_find(st, name);
         if (!t || strcmp(strrchr(st->files[t->file].path, '/') + 1, json_string_value(file)) != 0)
-            return error_set(error, STRATA_E_FORMAT, "tensor %.200s is missing from %.200s, where the index has it", name, json_string_value(file));
+            return error_set(error, STRATA_E_FORMAT, "tensor %.200s is missing from %.200s, where the index has it", name,
+                             json_string_value(file));
     }
     return 0;
 }
@@ -264,7 +278,8 @@ struct safetensor *safetensors_find(const struct safetensors *st, const char *na
     return st->n_tensors ? bsearch(&key, st->tensors, st->n_tensors, sizeof key, by_name) : NULL;
 }
 
-int safetensors_read_floats(const struct safetensors *st, const struct safetensor *t, int64_t first, int64_t n, float *out, struct strata_error *error)
+int safetensors_read_floats(const struct safetensors *st, const struct safetensor *t, int64_t first, int64_t n, float *out,
+                            struct strata_error *error)
 {
     size_t bytes = (size_t)n * (size_t)t->format->bytes;
     uint8_t *raw = malloc(bytes);
@@ -277,10 +292,11 @@ int safetensors_read_floats(const struct safetensors *st, const struct safetenso
     return code;
 }
 
-int safetensors_read_i64(const struct safetensors *st, const struct safetensor *t, int64_t n, int64_t *out, struct strata_error *error)
+int safetensors_read_i64(const struct safetensors *st, const struct safetensor *t, int64_t n, int64_t *out,
+                         struct strata_error *error)
 {
     if (strcmp(t->dtype, "I64") != 0 || t->n_elements != n)
-        return error_set(error, STRATA_E_FORMAT, "%s: tensor %s has %lld elements of dtype %s, wanted %lld of I64", st->files[t->file].path, t->name,
-                         (long long)t->n_elements, t->dtype, (long long)n);
+        return error_set(error, STRATA_E_FORMAT, "%s: tensor %s has %lld elements of dtype %s, wanted %lld of I64",
+                         st->files[t->file].path, t->name, (long long)t->n_elements, t->dtype, (long long)n);
     return read_at(&st->files[t->file], t->offset, out, (uint64_t)n * 8, error); /* little-endian, as the machine */
 }

@@ -9,7 +9,8 @@ int bpe_create(struct bpe *bpe, uint32_t n_merges, struct strata_error *error)
     uint64_t n_slots = 16;
     while (n_slots < 2 * (uint64_t)n_merges) /* at most half full */
         n_slots *= 2;
-    *bpe = (struct bpe){ .mask = (uint32_t)(n_slots - 1) };
+    bpe->mask = (uint32_t)(n_slots - 1);
+    bpe->n_merges = 0;
     bpe->merges = malloc(((size_t)n_merges + 1) * sizeof *bpe->merges);
     bpe->slots = calloc(n_slots, sizeof *bpe->slots);
     if (bpe->merges && bpe->slots)
@@ -22,7 +23,8 @@ void bpe_destroy(struct bpe *bpe)
 {
     free(bpe->merges);
     free(bpe->slots);
-    *bpe = (struct bpe){ 0 };
+    bpe->merges = NULL;
+    bpe->slots = NULL;
 }
 
 /* The slot that holds the pair, or the free one where it belongs. */
@@ -68,7 +70,8 @@ static int reserve(struct bpe_work *work, size_t n, struct strata_error *error)
     bpe_work_free(work);
     size_t room = n < 256 ? 256 : n + n / 2;
     work->symbols = malloc(room * sizeof *work->symbols);
-    work->heap = malloc(2 * room * sizeof *work->heap); /* n - 1 pairs at first; each of up to n - 1 merges takes one and adds two */
+    /* n - 1 pairs at first; each of up to n - 1 merges takes one and adds two. */
+    work->heap = malloc(2 * room * sizeof *work->heap);
     if (!work->symbols || !work->heap) {
         bpe_work_free(work);
         return error_set(error, STRATA_E_MEMORY, "encoding a word of %zu bytes: out of memory", n);
@@ -77,8 +80,8 @@ static int reserve(struct bpe_work *work, size_t n, struct strata_error *error)
     return 0;
 }
 
-/* A pair that has a merge becomes a candidate: rank << 32 | position, so that the smallest is the next merge, the lowest rank and then
- * the leftmost. `left` is the position of the pair's left side. */
+/* A pair that has a merge becomes a candidate: rank << 32 | position, so that the smallest is the next merge, the lowest rank and
+ * then the leftmost. `left` is the position of the pair's left side. */
 static void consider(const struct bpe *bpe, struct bpe_work *work, uint32_t left)
 {
     if (left == NONE || work->symbols[left].next == NONE)
@@ -107,7 +110,8 @@ static uint64_t take_smallest(struct bpe_work *work)
     return smallest;
 }
 
-int64_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, const uint8_t *bytes, size_t n, int32_t *out, struct strata_error *error)
+int64_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, const uint8_t *bytes, size_t n, int32_t *out,
+                   struct strata_error *error)
 {
     int code = reserve(work, n, error);
     if (code < 0)

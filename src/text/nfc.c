@@ -16,12 +16,13 @@ static bool is_plainly_normal(const char *text, size_t length)
 /* Fully decomposed text; `out` may be NULL to count only. */
 static size_t decompose(const char *text, size_t length, utf8proc_int32_t *out, size_t room)
 {
+    const utf8proc_uint8_t *bytes = (const utf8proc_uint8_t *)text;
+    int boundary = 0; /* asked for by the interface, used for grapheme breaks alone */
     size_t n = 0;
     for (size_t at = 0; at < length;) {
-        utf8proc_int32_t c;
-        int boundary = 0; /* asked for by the interface, used for grapheme breaks alone */
-        at += (size_t)utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c);
-        n += (size_t)utf8proc_decompose_char(c, out ? out + n : NULL, (utf8proc_ssize_t)(room - n * !!out), UTF8PROC_DECOMPOSE, &boundary);
+        utf8proc_int32_t c, *to = out ? out + n : NULL;
+        at += (size_t)utf8proc_iterate(bytes + at, (utf8proc_ssize_t)(length - at), &c);
+        n += (size_t)utf8proc_decompose_char(c, to, to ? (utf8proc_ssize_t)(room - n) : 0, UTF8PROC_DECOMPOSE, &boundary);
     }
     return n;
 }

@@ -14,15 +14,17 @@
  * letters only, qwen35 combining marks too (so that a Thai or Hindi word stays whole). A trailing + after a quantifier forbids
  * to give characters back where that could not help anyway. Contractions are ASCII letters in either case. */
 #define QWEN(WORD)                                                                                                                 \
-    "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"       /* English contractions */                                                  \
-    "|[^\\r\\n\\p{L}\\p{N}]?[" WORD "]++"              /* a word, with one space or sign before it */                              \
-    "|\\p{N}"                                          /* every digit alone */                                                     \
-    "| ?[^" SPACE WORD "\\p{N}]++[\\r\\n]*+"           /* punctuation, with the line ends after it */                              \
-    "|[" SPACE "]*[\\r\\n]++"                          /* white space up to the last line end of its run */                        \
-    "|[" SPACE "]+(?![^" SPACE "])"                    /* white space, except the last of a run that a word follows */             \
+    "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])" /* English contractions */                                                        \
+    "|[^\\r\\n\\p{L}\\p{N}]?[" WORD "]++"        /* a word, with one space or sign before it */                                    \
+    "|\\p{N}"                                    /* every digit alone */                                                           \
+    "| ?[^" SPACE WORD "\\p{N}]++[\\r\\n]*+"     /* punctuation, with the line ends after it */                                    \
+    "|[" SPACE "]*[\\r\\n]++"                    /* white space up to the last line end of its run */                              \
+    "|[" SPACE "]+(?![^" SPACE "])"              /* white space, except the last of a run that a word follows */                   \
     "|[" SPACE "]++"
 
-static const struct { const char *name, *pattern; } known[] = {
+static const struct {
+    const char *name, *pattern;
+} known[] = {
     { "qwen35", QWEN("\\p{L}\\p{M}") },
     { "qwen2", QWEN("\\p{L}") },
 };
@@ -45,7 +47,7 @@ int pretokenizer_create(struct pretokenizer **out, const char *name, struct stra
         strcat(names, known[i].name);
     }
     if (!pattern)
-        return error_set(error, STRATA_E_UNSUPPORTED, "tokenizer.ggml.pre is \"%.64s\", a pre-tokenizer that Strata does not know; it knows %s",
+        return error_set(error, STRATA_E_UNSUPPORTED, "tokenizer.ggml.pre is \"%.64s\", which Strata does not know; it knows %s",
                          name, names);
     struct pretokenizer *pretokenizer = calloc(1, sizeof *pretokenizer);
     if (!pretokenizer)
@@ -56,10 +58,11 @@ int pretokenizer_create(struct pretokenizer **out, const char *name, struct stra
     pretokenizer->limits = pcre2_match_context_create(NULL);
     if (!pretokenizer->code || !pretokenizer->limits) {
         pretokenizer_destroy(pretokenizer);
-        return error_set(error, STRATA_E_MEMORY, "pre-tokenizer %s: PCRE2 cannot compile it (error %d at %zu)", name, code, (size_t)where);
+        return error_set(error, STRATA_E_MEMORY, "pre-tokenizer %s: PCRE2 cannot compile it (error %d at %zu)", name, code,
+                         (size_t)where);
     }
     pcre2_jit_compile(pretokenizer->code, PCRE2_JIT_COMPLETE); /* where there is no JIT, matching is slower and gives the same */
-    /* The limits guard against patterns that explode. Ours step back through one run at most, so a long run must not be an error. */
+    /* The limits guard against patterns that explode. Ours step back through one run at most: a long run is no error. */
     pcre2_set_match_limit(pretokenizer->limits, UINT32_MAX);
     pcre2_set_depth_limit(pretokenizer->limits, UINT32_MAX);
     pcre2_set_heap_limit(pretokenizer->limits, UINT32_MAX);
@@ -95,7 +98,8 @@ size_t pretokenizer_cut_next(struct pretokenizer_cut *cut)
     /* The text was checked by the caller; letting PCRE2 check it again on each call would make the loop quadratic. */
     uint32_t options = PCRE2_ANCHORED | PCRE2_NO_UTF_CHECK;
     const struct pretokenizer *pretokenizer = cut->pretokenizer;
-    int found = pcre2_match(pretokenizer->code, (PCRE2_SPTR)cut->text, cut->length, cut->at, options, cut->match, pretokenizer->limits);
+    int found =
+        pcre2_match(pretokenizer->code, (PCRE2_SPTR)cut->text, cut->length, cut->at, options, cut->match, pretokenizer->limits);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT)
         found = pcre2_match(pretokenizer->code, (PCRE2_SPTR)cut->text, cut->length, cut->at, options | PCRE2_NO_JIT, cut->match,
                             pretokenizer->limits);

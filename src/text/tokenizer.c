@@ -80,7 +80,8 @@ static int index_create(struct text_index *index, const struct gguf_string *text
     return 0;
 }
 
-static int find_array(const struct gguf *gguf, const char *key, bool of_strings, const struct gguf_value **out, struct strata_error *error)
+static int find_array(const struct gguf *gguf, const char *key, bool of_strings, const struct gguf_value **out,
+                      struct strata_error *error)
 {
     const struct gguf_value *value = gguf_find(gguf, key);
     if (!value)
@@ -114,7 +115,8 @@ static int read_types(struct tokenizer *tokenizer, const struct gguf *gguf, stru
         if (code < 0)
             return code;
         if (type < TOKEN_NORMAL || type > TOKEN_BYTE)
-            return error_set(error, STRATA_E_FORMAT, "%s: token %d has type %llu; types are 1 to 6", key, id, (unsigned long long)type);
+            return error_set(error, STRATA_E_FORMAT, "%s: token %d has type %llu; types are 1 to 6", key, id,
+                             (unsigned long long)type);
         tokenizer->types[id] = (uint8_t)type;
     }
     return 0;
@@ -141,7 +143,8 @@ static int read_bytes(struct tokenizer *tokenizer, const struct gguf_string *tex
             memcpy(out, texts[id].data, texts[id].length);
         }
         if (is_special(tokenizer->types[id]) && length > TOKENIZER_MAX_SPECIAL)
-            return error_set(error, STRATA_E_UNSUPPORTED, "token %d (\"%.32s...\") is a control or user-defined token of %lld bytes; at most %d are supported",
+            return error_set(error, STRATA_E_UNSUPPORTED,
+                             "token %d (\"%.32s...\") is a control or user-defined token of %lld bytes; at most %d are supported",
                              id, texts[id].data, (long long)length, TOKENIZER_MAX_SPECIAL);
         if ((size_t)length > tokenizer->info.max_piece)
             tokenizer->info.max_piece = (size_t)length;
@@ -151,8 +154,10 @@ static int read_bytes(struct tokenizer *tokenizer, const struct gguf_string *tex
     tokenizer->start[tokenizer->info.n_tokens] = used;
     for (int b = 0; b < 256; b++)
         if (tokenizer->bpe.byte_token[b] < 0)
-            return error_set(error, STRATA_E_FORMAT, "tokenizer.ggml.tokens: no normal token stands for the byte 0x%02x alone; byte-level encoding needs all 256",
-                             (unsigned)b);
+            return error_set(
+                error, STRATA_E_FORMAT,
+                "tokenizer.ggml.tokens: no normal token stands for the byte 0x%02x alone; byte-level encoding needs all 256",
+                (unsigned)b);
     return 0;
 }
 
@@ -186,8 +191,49 @@ static int collect_special(struct tokenizer *tokenizer, struct strata_error *err
     return 0;
 }
 
-/* A merge is "left right"; the alphabet has no space, so the first one after the first character parts them. */
-static int read_merges(struct tokenizer *tokenizer, const struct gguf *gguf, const struct text_index *index, struct strata_error *error)
+/* Whether the merged token's bytes are those of its sides. A token that is not written in the alphabet could break this. */
+static bool joins(const struct tokenizer *tokenizer, struct bpe_merge merge)
+{
+    const uint64_t *start = tokenizer->start;
+    const uint8_t *bytes = tokenizer->bytes, *result = bytes + start[merge.result];
+    size_t n_left = start[merge.left + 1] - start[merge.left], n_right = start[merge.right + 1] - start[merge.right];
+    return start[merge.result + 1] - start[merge.result] == n_left + n_right &&
+           memcmp(result, bytes + start[merge.left], n_left) == 0 &&
+           memcmp(result + n_left, bytes + start[merge.right], n_right) == 0;
+}
+
+/* One merge, "left right": the alphabet has no space, so the first one after the first character parts them. `whole` has room for
+ * the text without its space. */
+static int parse_merge(const struct tokenizer *tokenizer, const struct text_index *index, struct gguf_string text, char *whole,
+                       struct bpe_merge *merge, struct strata_error *error)
+{
+    const char *space = text.length > 2 ? memchr(text.data + 1, ' ', text.length - 2) : NULL;
+    if (!space)
+        return error_set(error, STRATA_E_FORMAT, "wanted two tokens and a space between them");
+    const char *right = space + 1;
+    size_t n_left = (size_t)(space - text.data), n_right = text.length - n_left - 1;
+    memcpy(whole, text.data, n_left);
+    memcpy(whole + n_left, right, n_right);
+    merge->left = index_find(index, text.data, n_left);
+    merge->right = index_find(index, right, n_right);
+    merge->result = index_find(index, whole, n_left + n_right);
+    if (merge->left < 0 || merge->right < 0)
+        return error_set(error, STRATA_E_FORMAT, "its %s side is not a token of the vocabulary",
+                         merge->left < 0 ? "left" : "right");
+    if (merge->result < 0)
+        return error_set(error, STRATA_E_FORMAT, "its two sides together are not a token of the vocabulary");
+    int type = tokenizer->types[merge->result];
+    if (type != TOKEN_NORMAL && type != TOKEN_USER_DEFINED)
+        return error_set(error, STRATA_E_FORMAT, "it makes token %d, whose type is %d; plain text may not become such a token",
+                         merge->result, type);
+    if (!joins(tokenizer, *merge))
+        return error_set(error, STRATA_E_FORMAT, "it makes token %d, which does not stand for the bytes of its two sides",
+                         merge->result);
+    return 0;
+}
+
+static int read_merges(struct tokenizer *tokenizer, const struct gguf *gguf, const struct text_index *index,
+                       struct strata_error *error)
 {
     const char *key = "tokenizer.ggml.merges";
     const struct gguf_value *value;
@@ -196,8 +242,8 @@ static int read_merges(struct tokenizer *tokenizer, const struct gguf *gguf, con
         return code;
     const struct gguf_string *merges = value->data;
     if (value->count > INT32_MAX / 4)
-        return error_set(error, STRATA_E_UNSUPPORTED, "%s has %llu entries; at most %d are supported", key, (unsigned long long)value->count,
-                         INT32_MAX / 4);
+        return error_set(error, STRATA_E_UNSUPPORTED, "%s has %llu entries; at most %d are supported", key,
+                         (unsigned long long)value->count, INT32_MAX / 4);
     uint64_t longest = 0;
     for (uint64_t i = 0; i < value->count; i++)
         longest = merges[i].length > longest ? merges[i].length : longest;
@@ -206,34 +252,19 @@ static int read_merges(struct tokenizer *tokenizer, const struct gguf *gguf, con
         return error_set(error, STRATA_E_MEMORY, "%s: out of memory", key);
     code = bpe_create(&tokenizer->bpe, (uint32_t)value->count, error);
     for (uint64_t i = 0; i < value->count && code == 0; i++) {
-        const char *text = merges[i].data, *end = text + merges[i].length;
-        const char *space = merges[i].length > 2 ? memchr(text + 1, ' ', merges[i].length - 2) : NULL;
-        if (!space) {
-            code = error_set(error, STRATA_E_FORMAT, "%s: entry %llu is \"%.64s\"; wanted two tokens and a space between them", key,
-                             (unsigned long long)i, text);
-            break;
-        }
-        size_t n_left = (size_t)(space - text), n_right = (size_t)(end - space - 1);
-        memcpy(whole, text, n_left);
-        memcpy(whole + n_left, space + 1, n_right);
-        whole[n_left + n_right] = 0;
-        struct bpe_merge merge = { index_find(index, text, n_left), index_find(index, space + 1, n_right),
-                                   index_find(index, whole, n_left + n_right) };
-        const char *missing = merge.left < 0 ? "its left side" : merge.right < 0 ? "its right side" : merge.result < 0 ? "their union" : NULL;
-        if (missing)
-            code = error_set(error, STRATA_E_FORMAT, "%s: entry %llu is \"%.64s\", but %s is not a token of the vocabulary", key,
-                             (unsigned long long)i, text, missing);
-        else if (tokenizer->types[merge.result] != TOKEN_NORMAL && tokenizer->types[merge.result] != TOKEN_USER_DEFINED)
-            code = error_set(error, STRATA_E_FORMAT, "%s: entry %llu is \"%.64s\", but token %d is of type %d; plain text may not become such a token",
-                             key, (unsigned long long)i, text, merge.result, tokenizer->types[merge.result]);
-        else
+        struct bpe_merge merge;
+        code = parse_merge(tokenizer, index, merges[i], whole, &merge, error);
+        if (code == 0)
             bpe_add(&tokenizer->bpe, merge);
+        else
+            error_prefix(error, code, "%s: entry %llu, \"%.64s\"", key, (unsigned long long)i, merges[i].data);
     }
     free(whole);
     return code;
 }
 
-static int read_id(const struct tokenizer *tokenizer, const struct gguf *gguf, const char *key, int32_t *out, struct strata_error *error)
+static int read_id(const struct tokenizer *tokenizer, const struct gguf *gguf, const char *key, int32_t *out,
+                   struct strata_error *error)
 {
     uint32_t id;
     *out = -1;
@@ -261,7 +292,8 @@ static void add_end(struct tokenizer_info *info, int32_t id)
 }
 
 /* Files differ in which of the chat's two stops they call eos, so those known by name count too. */
-static int read_ids(struct tokenizer *tokenizer, const struct gguf *gguf, const struct text_index *index, struct strata_error *error)
+static int read_ids(struct tokenizer *tokenizer, const struct gguf *gguf, const struct text_index *index,
+                    struct strata_error *error)
 {
     static const char *const ends[] = { "<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>" };
     _Static_assert(sizeof ends / sizeof *ends < TOKENIZER_MAX_END, "room for eos too");
@@ -290,14 +322,14 @@ int tokenizer_create(struct tokenizer **out, const struct gguf *gguf, struct str
     if (code < 0)
         return code;
     if (strcmp(model.data, "gpt2") != 0)
-        return error_set(error, STRATA_E_UNSUPPORTED, "tokenizer.ggml.model is \"%.64s\"; Strata knows gpt2 (byte-level byte-pair encoding)",
-                         model.data);
+        return error_set(error, STRATA_E_UNSUPPORTED,
+                         "tokenizer.ggml.model is \"%.64s\"; Strata knows gpt2 (byte-level byte-pair encoding)", model.data);
     if ((code = read_name(gguf, "tokenizer.ggml.pre", &pre, error)) < 0 ||
         (code = find_array(gguf, "tokenizer.ggml.tokens", true, &tokens, error)) < 0)
         return code;
     if (tokens->count < 256 || tokens->count > INT32_MAX / 4)
-        return error_set(error, STRATA_E_FORMAT, "tokenizer.ggml.tokens has %llu entries; wanted 256 to %d", (unsigned long long)tokens->count,
-                         INT32_MAX / 4);
+        return error_set(error, STRATA_E_FORMAT, "tokenizer.ggml.tokens has %llu entries; wanted 256 to %d",
+                         (unsigned long long)tokens->count, INT32_MAX / 4);
 
     const struct gguf_string *texts = tokens->data;
     int32_t n_tokens = (int32_t)tokens->count;
@@ -316,7 +348,7 @@ int tokenizer_create(struct tokenizer **out, const struct gguf *gguf, struct str
         code = error_set(error, STRATA_E_MEMORY, "a vocabulary of %d tokens: out of memory", n_tokens);
     else if ((code = pretokenizer_create(&tokenizer->pretokenizer, pre.data, error)) == 0 &&
              (code = read_types(tokenizer, gguf, error)) == 0 && (code = index_create(&index, texts, n_tokens, error)) == 0 &&
-             (code = read_merges(tokenizer, gguf, &index, error)) == 0 && (code = read_bytes(tokenizer, texts, error)) == 0 &&
+             (code = read_bytes(tokenizer, texts, error)) == 0 && (code = read_merges(tokenizer, gguf, &index, error)) == 0 &&
              (code = collect_special(tokenizer, error)) == 0)
         code = read_ids(tokenizer, gguf, &index, error);
     free(index.slots);

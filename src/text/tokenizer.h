@@ -1,12 +1,12 @@
 /* tokenizer.h - text to token numbers and back, as the model file defines it.
  *
- * Owns the vocabulary: bytes and type of every token, the merges, the special tokens. Knows nothing of conversations (a chat template
- * writes those as text) or of models. The invariant: decoding what was encoded gives the text's bytes back, in Unicode
+ * Owns the vocabulary: bytes and type of every token, the merges, the special tokens. Knows nothing of conversations (a chat
+ * template writes those as text) or of models. The invariant: decoding what was encoded gives the text's bytes back, in Unicode
  * normalization form C where they are UTF-8, whatever bytes they are.
  *
- * How a text is encoded (spec/model.md section 2.4): special tokens are cut out, leftmost first and the longest at one place; what is
- * between them is normalized to form C and cut into words by the file's pre-tokenizer; each word's bytes are merged pair by pair.
- * Bytes that are not UTF-8 are words of their own. Time is linear but for a logarithm, whatever the text.
+ * How a text is encoded (spec/model.md section 2.4): special tokens are cut out, leftmost first and the longest at one place; what
+ * is between them is normalized to form C and cut into words by the file's pre-tokenizer; each word's bytes are merged pair by
+ * pair. Bytes that are not UTF-8 are words of their own. Time is linear but for a logarithm, whatever the text.
  *
  * Thread rules: a tokenizer does not change after tokenizer_create; any number of threads may use it.
  */
@@ -38,10 +38,10 @@ struct tokenizer;
 struct tokenizer_info {
     int32_t n_tokens;
     int32_t bos, eos, pad;
-    bool add_bos;                    /* the file wants bos at the start of a text; tokenizer_encode leaves that to the caller */
+    bool add_bos; /* the file wants bos at the start of a text; tokenizer_encode leaves that to the caller */
     int n_end;
-    int32_t end[TOKENIZER_MAX_END];  /* the tokens that end a generation, ascending: eos and those known by name */
-    size_t max_piece;                /* bytes of the longest token */
+    int32_t end[TOKENIZER_MAX_END]; /* the tokens that end a generation, ascending: eos and those known by name */
+    size_t max_piece;               /* bytes of the longest token */
 };
 
 /* Reads tokenizer.ggml.*; nothing of `gguf` is kept. */
@@ -59,12 +59,12 @@ bool tokenizer_is_end(const struct tokenizer *tokenizer, int32_t id);
 /* The control or user-defined token written like this, or -1. */
 int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text);
 
-/* The bytes of one token, owned by the tokenizer, not terminated; they need not be whole characters. Control tokens are empty unless
- * `show_special`; unused ones and numbers outside the vocabulary always are. Returns the length. */
+/* The bytes of one token, owned by the tokenizer, not terminated; they need not be whole characters. Control tokens are empty
+ * unless `show_special`; unused ones and numbers outside the vocabulary always are. Returns the length. */
 size_t tokenizer_piece(const struct tokenizer *tokenizer, int32_t id, bool show_special, const char **data);
 
-/* Whole texts: malloc'd, zero-terminated, valid UTF-8 (what is no character becomes U+FFFD). Returns the length. For a text that grows token by
- * token feed tokenizer_piece to a struct utf8_stream. */
+/* Whole texts: malloc'd, zero-terminated, valid UTF-8 (what is no character becomes U+FFFD). Returns the length. For a text that
+ * grows token by token feed tokenizer_piece to a struct utf8_stream. */
 int64_t tokenizer_decode(const struct tokenizer *tokenizer, const int32_t *ids, size_t n, bool show_special, char **out,
                          struct strata_error *error);
 

@@ -76,7 +76,7 @@ static int encode_plain(struct encoder *encoder, const char *text, size_t length
     return code;
 }
 
-/* First of special[low .. high) whose byte at `depth` is at least `byte`; all of them are longer than `depth` and equal before it. */
+/* First of special[low .. high) whose byte at `depth` is at least `byte`; all are longer than `depth` and equal before it. */
 static uint32_t first_at_least(const struct special *special, uint32_t low, uint32_t high, size_t depth, int byte)
 {
     while (low < high) {
@@ -89,8 +89,8 @@ static uint32_t first_at_least(const struct special *special, uint32_t low, uint
     return low;
 }
 
-/* The longest special token that the text begins with, or NULL. The candidates are sorted, so that those which agree with the text so
- * far are always one range. */
+/* The longest special token that the text begins with, or NULL. The candidates are sorted, so that those which agree with the text
+ * so far are always one range. */
 static const struct special *match_special(const struct tokenizer *tokenizer, const char *text, size_t length, bool control)
 {
     const struct special *special = tokenizer->special, *longest = NULL;
@@ -137,7 +137,8 @@ int64_t tokenizer_encode(const struct tokenizer *tokenizer, const char *text, si
 {
     *out = NULL;
     if (length > TOKENIZER_MAX_TEXT)
-        return error_set(error, STRATA_E_ARGUMENT, "a text of %zu bytes is too long to be encoded; at most %d are", length, TOKENIZER_MAX_TEXT);
+        return error_set(error, STRATA_E_ARGUMENT, "a text of %zu bytes is too long to be encoded; at most %d are", length,
+                         TOKENIZER_MAX_TEXT);
     struct encoder encoder = { .tokenizer = tokenizer, .error = error };
     int code = pretokenizer_cut_begin(&encoder.cut, tokenizer->pretokenizer, error);
     if (code == 0)

@@ -7,7 +7,12 @@
 #include "text/tokenizer.h"
 
 /* A token that is found in the text by its own letters. */
-struct special { const uint8_t *text; uint32_t length; int32_t id; bool control; };
+struct special {
+    const uint8_t *text;
+    uint32_t length;
+    int32_t id;
+    bool control;
+};
 
 struct tokenizer {
     struct tokenizer_info info;
@@ -16,7 +21,7 @@ struct tokenizer {
     uint8_t *types;          /* [n_tokens] enum token_type */
     struct special *special; /* [n_special], sorted by text, a beginning before what it begins */
     uint32_t n_special;
-    uint32_t first[257];     /* special[first[b] .. first[b + 1]) start with byte b */
+    uint32_t first[257]; /* special[first[b] .. first[b + 1]) start with byte b */
     struct bpe bpe;
     struct pretokenizer *pretokenizer;
 };

@@ -5,7 +5,8 @@
 int utf8_look(const void *text, size_t length)
 {
     const uint8_t *s = text;
-    uint8_t first = s[0], low = 0x80, high = 0xbf; /* bounds of the second byte: no overlong forms, surrogates, or values past U+10FFFF */
+    uint8_t first = s[0];
+    uint8_t low = 0x80, high = 0xbf; /* bounds of the second byte: no overlong forms, no surrogates, nothing past U+10FFFF */
     int n_more;
     if (first < 0x80)
         return 1;

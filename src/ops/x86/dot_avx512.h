@@ -127,7 +127,7 @@ INLINE __m512 group_add(__m512 acc, const struct group_avx512 *w, int bias, enum
 INLINE void tile_dot_avx512(const uint8_t *tile, int width, const struct dot_input *in, int n_rows, float *const *out, int at, int group_bytes, int bias,
                             enum shape shape, group_fn_avx512 *decode)
 {
-    enum { AHEAD = 4096 }; /* bytes */
+    enum { AHEAD = 8192 }; /* bytes */
     __m512 total[4], acc[4];
     for (int t = 0; t < n_rows; t++)
         total[t] = _mm512_set1_ps(-0.0f); /* adds to the first strand without a trace, also to -0 */
