@@ -4,6 +4,7 @@
 #     tests/run.sh BUILD [sanitizer]
 #
 #   BUILD/tests/test_*     cmocka programs; counts are read off their report
+#   BUILD/tools/checkops   every kernel against its definition; ends with "N passed, N failed"
 #   tests/*_test.sh        scripts, called with the path of the strata program; each ends with its own "N passed, N failed"
 #   tests/node/*.mjs       the same in JavaScript, called with BUILD; packages of tests/node/package.json go to BUILD/node_modules
 #
@@ -114,6 +115,8 @@ for source in tests/test_*.c; do
         run "$name" count_cmocka "$build/tests/$name"
     fi
 done
+
+run checkops count_script "$build/tools/checkops"
 
 for script in tests/*_test.sh; do
     [ -e "$script" ] || continue

@@ -30,7 +30,10 @@ static const struct quant_format *strand_random(enum quant_type type)
     return format;
 }
 
-static const uint8_t *row_at(const struct quant_format *format, int r) { return rows + (size_t)r * quant_row_bytes(format, TILE_STRAND); }
+static const uint8_t *row_at(const struct quant_format *format, int r)
+{
+    return rows + (size_t)r * quant_row_bytes(format, TILE_STRAND);
+}
 
 static uint16_t u16_at(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 static int bit_at(const uint8_t *p, int bit) { return p[bit / 8] >> bit % 8 & 1; }
@@ -42,7 +45,10 @@ static int quad_of(int c) { return c % 16 / 4; }
 static int vector_of(int c) { return 4 * half_of(c) + c % 4; }
 
 static int byte_code(const uint8_t *p, int r, int c) { return p[64 * vector_of(c) + 4 * r + quad_of(c)]; }
-static int nib4_code(const uint8_t *p, int r, int c) { return p[64 * (vector_of(c) % 4) + 4 * r + quad_of(c)] >> 4 * (vector_of(c) / 4) & 15; }
+static int nib4_code(const uint8_t *p, int r, int c)
+{
+    return p[64 * (vector_of(c) % 4) + 4 * r + quad_of(c)] >> 4 * (vector_of(c) / 4) & 15;
+}
 static int bit2_code(const uint8_t *p, int r, int c) { return p[64 * half_of(c) + 4 * r + quad_of(c)] >> 2 * (c % 4) & 3; }
 static int bit1_code(const uint8_t *p, int r, int c) { return p[4 * r + quad_of(c)] >> vector_of(c) & 1; }
 static int nibs_value(const uint8_t *p, int r) { return p[r % 8] >> 4 * (r / 8) & 15; }
@@ -69,9 +75,9 @@ static int code_at(const struct quant_format *format, int r, int c)
     return group.code[c % 32];
 }
 
-#define EVERY_WEIGHT(r, g, c)                                                                                                         \
-    for (int r = 0; r < TILE_ROWS; r++)                                                                                               \
-        for (int g = 0; g < 8; g++)                                                                                                   \
+#define EVERY_WEIGHT(r, g, c)                                                                                                      \
+    for (int r = 0; r < TILE_ROWS; r++)                                                                                            \
+        for (int g = 0; g < 8; g++)                                                                                                \
             for (int c = 0; c < 32; c++)
 
 /* ---- Tests ---- */
@@ -287,7 +293,8 @@ static void iq2_s_has_two_masks_of_extra_index_bits(void **state)
     EVERY_WEIGHT(r, g, c)
     {
         const uint8_t *extra = tile + 512 + 16 * g + 8 * half_of(c);
-        int bit = 2 * r + c % 16 / 8, index = idx8_value(tile + 64 * g, r, c) | bit_at(extra, bit) << 8 | bit_at(extra + 4, bit) << 9;
+        int bit = 2 * r + c % 16 / 8,
+            index = idx8_value(tile + 64 * g, r, c) | bit_at(extra, bit) << 8 | bit_at(extra + 4, bit) << 9;
         int scale = 2 * (tile[1152 + 16 * g + r] >> 4 * half_of(c) & 15) + 1, magnitude = quant_grid_iq2s[index][c % 8];
         assert_int_equal((bit1_code(tile + 640 + 64 * g, r, c) ? -magnitude : magnitude) * scale, code_at(format, r, 32 * g + c));
     }

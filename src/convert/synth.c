@@ -6,7 +6,7 @@
  *
  * What makes the routing lifelike is built from three kinds of fixed random vectors (each entry has mean 0 and variance 1):
  *   - `common`, the same for all tokens: a share of every embedding, hence of every hidden state. The router's rows carry a
- * multiple of it, -skew * ln(rank) in the logits, so experts are about as popular as rank^-skew.
+ * multiple of it, -skew * ln(rank) / 2.4 in the logits, so experts are about as popular as rank^-skew.
  *   - a topic for every TOPIC_TOKENS neighbouring ids, drifting slowly from one topic to the next: `locality` of the rest of an
  * embedding. Tokens of one topic prefer the same experts, and the head prefers tokens of the topic that the text is in.
  *   - noise for what is left. */
@@ -30,6 +30,8 @@ enum {
 };
 
 static const double common_share = 0.2; /* of an embedding's energy */
+/* Ten of 512 normal logits are chosen, and there the tail falls by e^2.4 a unit: so much does a logit count for popularity. */
+static const double tail_slope = 2.4;
 
 /* Blocks to draw from: weights of standard deviation `deviation`. */
 struct palette {
@@ -224,7 +226,8 @@ static int router_rows(const void *context, int64_t first, int64_t n, float *out
         double along = 0; /* the own direction must not lean on what all tokens have: only the rank decides about popularity */
         for (int i = 0; i < hidden; i++)
             along += (double)own[i] * common[i] / hidden;
-        double scale = 2 / sqrt(hidden), bias = -s->request->skew * log(1 + r->rank[e]) / (0.5 * sqrt(common_share) * hidden);
+        double scale = 2 / sqrt(hidden),
+               bias = -s->request->skew / tail_slope * log(1 + r->rank[e]) / (0.5 * sqrt(common_share) * hidden);
         for (int i = 0; i < hidden; i++)
             out[i] = (float)(scale * (own[i] - along * common[i]) + bias * common[i]);
     }

@@ -2,8 +2,9 @@
  * of formats (where the same field lies in a row of the file), and one loop that moves fields in either direction. Pack and
  * unpack cannot disagree, because they are the same loop over the same places.
  *
- * A field is addressed by digits. The column of a strand is 256 = g2 g1 g0 h i e j with c = 128*g2 + 64*g1 + 32*g0 + 16h + 8i + 4e + j
- * (q of tile.h is 2i + e); j counts to 4, the others to 2. A field's place in bits is a sum of digit times stride, on both sides. */
+ * A field is addressed by digits, of which the column of a strand is made: c = 128*g2 + 64*g1 + 32*g0 + 16*h + 8*i + 4*e + j, where
+ * j counts to 4 and the others to 2 (the q of tile.h is 2i + e). A field's place in bits is a sum of digit times stride on
+ * both sides. */
 #include "quant/tile.h"
 
 #include <assert.h>
@@ -11,6 +12,7 @@
 
 enum { J, E, I, H, G0, G1, G2, DIGITS };
 
+/* clang-format off */
 enum kind {
     NONE, BYTE, NIB4, BIT2, BIT1, IDX4, IDX8, HI4B, HI8B1, HI8B2, HI8B3, SIGN7_LOW, SIGN7_HIGH, SIGN7_FREE,
     NIBS, NIBS_LOW2, NIBS_HIGH2, TWO, S8, NIBSH, TWOH, S8H, MASK3, F16,
@@ -50,14 +52,17 @@ static const struct {
     [MASK3]      = { 1, { 3, 1, 1, 2 }, { 16, 0, 0, 48 }, 1, 16, 0, 0, 96 }, /* IQ1_M's scales: digit j is the bit */
     [F16]        = { 4, { 2, 2, 1, 1 }, { 4, 8, 0, 0 }, 16, 16, 0, 0, 256 }, /* by nibbles, because IQ1_M scatters them */
 };
+/* clang-format on */
 
-/* The file's side: where in the block the first field lies, and the stride of each digit. The order is the tile's order of sections. */
+/* The file's side: where in the block the first field lies, and the stride of each digit. The order is the tile's order of
+ * sections. */
 struct section {
     enum kind kind;
     uint16_t at;
     uint16_t stride[DIGITS]; /* j, e, i, h, g0, g1, g2 */
 };
 
+/* clang-format off */
 #define D(byte) { F16, 8 * (byte), { 4, 8 } }
 #define QS4(byte) { NIB4, 8 * (byte), { 8, 32, 64, 4 } } /* low nibbles are columns 0..15 of the group, high nibbles 16..31 */
 
@@ -137,11 +142,14 @@ static const struct section formats[QUANT_TYPE_LIMIT][9] = { /* up to 8 sections
                         { MASK3, 384, { 1, 0, 0, 3, 6, 16, 32 } },
                         { F16, 396, { 16, 32 } } },
 };
+/* clang-format on */
 
 /* The fields of one section in one block: `bits` wide each, at these bits of the file's and the tile's block. */
 struct fields {
     int bits, n;
-    struct { uint16_t file, tile; } place[TILE_STRAND];
+    struct {
+        uint16_t file, tile;
+    } place[TILE_STRAND];
 };
 
 static void fields_list(const struct section *s, int block, struct fields *out)
@@ -157,7 +165,8 @@ static void fields_list(const struct section *s, int block, struct fields *out)
     /* Neighbours on both sides move together, as long as the wider field keeps inside a byte. */
     for (int digit = 0; digit < DIGITS; digit++) {
         int wider = out->bits * count[digit];
-        bool fits = count[digit] % 2 == 0 && wider <= 8 && s->stride[digit] == out->bits && tile[digit] == out->bits && s->at % wider == 0;
+        bool fits =
+            count[digit] % 2 == 0 && wider <= 8 && s->stride[digit] == out->bits && tile[digit] == out->bits && s->at % wider == 0;
         for (int other = 0; other < DIGITS; other++)
             fits = fits && (other == digit || count[other] == 1 || s->stride[other] % wider == 0);
         if (fits) {
@@ -178,10 +187,10 @@ static void fields_list(const struct section *s, int block, struct fields *out)
     }
 }
 
-/* Moves one block's fields of all rows; the destination starts as zeros. Rows are innermost because their fields lie in different bytes,
- * so the read-modify-writes do not wait for each other. */
-static inline __attribute__((always_inline)) void fields_move(const struct fields *f, const int *row_at, int n_rows, uint8_t *file, size_t row_bytes,
-                                                              uint8_t *tile, bool pack)
+/* Moves one block's fields of all rows; the destination starts as zeros. Rows are innermost because their fields lie in different
+ * bytes, so the read-modify-writes do not wait for each other. */
+static inline __attribute__((always_inline)) void fields_move(const struct fields *f, const int *row_at, int n_rows, uint8_t *file,
+                                                              size_t row_bytes, uint8_t *tile, bool pack)
 {
     int mask = (1 << f->bits) - 1;
     for (int i = 0; i < f->n; i++) {
@@ -197,7 +206,8 @@ static inline __attribute__((always_inline)) void fields_move(const struct field
     }
 }
 
-static inline __attribute__((always_inline)) void quantized_move(const struct quant_format *format, int64_t width, int n_rows, uint8_t *rows, uint8_t *tile, bool pack)
+static inline __attribute__((always_inline)) void quantized_move(const struct quant_format *format, int64_t width, int n_rows,
+                                                                 uint8_t *rows, uint8_t *tile, bool pack)
 {
     size_t row_bytes = quant_row_bytes(format, width), start = 0, size = 0; /* of the section: bytes of a tile, per block */
     int blocks_a_strand = TILE_STRAND / format->block;
@@ -213,19 +223,22 @@ static inline __attribute__((always_inline)) void quantized_move(const struct qu
         for (int64_t b = 0; b < n_blocks; b++) {
             int64_t strand = b / blocks_a_strand * blocks_a_strand; /* its first block */
             size_t in_strand = (size_t)(n_blocks - strand < blocks_a_strand ? n_blocks - strand : blocks_a_strand);
-            uint8_t *to = tile + (size_t)strand * TILE_ROWS * (size_t)format->bytes + start * in_strand + size * (size_t)(b - strand);
+            uint8_t *to =
+                tile + (size_t)strand * TILE_ROWS * (size_t)format->bytes + start * in_strand + size * (size_t)(b - strand);
             fields_move(&f, row_at, n_rows, rows + (size_t)b * (size_t)format->bytes, row_bytes, to, pack);
         }
     }
     assert(start + size == TILE_ROWS * (size_t)format->bytes);
 }
 
-static inline __attribute__((always_inline)) void float_move(const struct quant_format *format, int64_t width, int n_rows, uint8_t *rows, uint8_t *tile, bool pack)
+static inline __attribute__((always_inline)) void float_move(const struct quant_format *format, int64_t width, int n_rows,
+                                                             uint8_t *rows, uint8_t *tile, bool pack)
 {
     size_t bytes = (size_t)format->bytes;
     for (int64_t k = 0; k < width; k++)
         for (int r = 0; r < n_rows; r++) {
-            uint8_t *value = rows + ((size_t)r * (size_t)width + (size_t)k) * bytes, *lane = tile + ((size_t)k * TILE_ROWS + (size_t)r) * bytes;
+            uint8_t *value = rows + ((size_t)r * (size_t)width + (size_t)k) * bytes,
+                    *lane = tile + ((size_t)k * TILE_ROWS + (size_t)r) * bytes;
             memcpy(pack ? lane : value, pack ? value : lane, bytes);
         }
 }

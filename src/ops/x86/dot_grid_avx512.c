@@ -1,12 +1,12 @@
-/* The codebook formats. A codebook is kept in planes of bytes, which a two-source permute looks up 128 entries at a time: not weights,
- * but the numbers of their magnitudes in the codebook's alphabet, so that several fit in a byte.
+/* The codebook formats. A codebook is kept in planes of bytes, which a two-source permute looks up 128 entries at a time: not
+ * weights, but the numbers of their magnitudes in the codebook's alphabet, so that several fit in a byte.
  *
- *   IQ3        an entry is 4 weights, numbers of 3 bits: plane 0 has column 0 in its low bits and column 1 above, plane 1 column 3 and then 2
- *   IQ2, IQ1   an entry is 8 weights, numbers of 2 bits: plane 0 has columns 0..3, plane 1 columns 4..7
+ *   IQ3        an entry is 4 weights, numbers of 3 bits, low ones first: columns 0 and 1 in plane 0, columns 3 and 2 in plane 1
+ *   IQ2, IQ1   an entry is 8 weights, numbers of 2 bits, low ones first: columns 0..3 in plane 0, columns 4..7 in plane 1
  *
- * Then, for each column j of four, the bits of the number and the weight's sign bit, each in whatever place of the byte it happens to
- * have, are the index of a last lookup that gives the code with its bias (vpermb looks at the low six bits; the table repeats itself
- * for those that do not count). So nearly nothing is shifted, and shifts are what a processor has few of. */
+ * Then, for each column j of four, the bits of the number and the weight's sign bit, each in whatever place of the byte it happens
+ * to have, are the index of a last lookup that gives the code with its bias (vpermb looks at the low six bits; the table repeats
+ * itself for those that do not count). So nearly nothing is shifted, and shifts are what a processor has few of. */
 #include "ops/x86/dot_avx512.h"
 
 enum { IQ1_BIAS = 9, IQ2_BIAS = 43, IQ3XXS_BIAS = 62, IQ3S_BIAS = 15 }; /* the largest negative code */
@@ -17,8 +17,8 @@ static struct {
     float odd[16];                                                                      /* 2s + 1 */
 } lut __attribute__((aligned(64)));
 
-/* Where column j finds its number in the byte of an entry (IQ2, j = 3: of the byte shifted by 6), and its sign in bit1's nibble of signs
- * (j = 0: shifted by 3). */
+/* Where column j finds its number in the byte of an entry (IQ2, j = 3: of the byte shifted by 6), and its sign in bit1's nibble of
+ * signs (j = 0: shifted by 3). */
 static const uint8_t number_mask_iq3[4] = { 0x07, 0x38, 0x38, 0x07 }, number_mask_iq2[4] = { 0x03, 0x0c, 0x30, 0x03 };
 static const uint8_t sign_bit[4] = { 3, 1, 2, 3 };
 
@@ -37,12 +37,13 @@ INLINE __m512i plane_lookup(const uint8_t *plane, int entries, __m512i index, co
 INLINE __m512i column_codes(__m512i entry, int number_mask, __m512i signs, int j, const uint8_t (*codes)[64])
 {
     const __m512i number = _mm512_set1_epi8((char)number_mask);
-    __m512i index = _mm512_ternarylogic_epi32(number, entry, j ? signs : _mm512_slli_epi16(signs, 3), 0xca); /* number ? entry : signs */
+    __m512i index =
+        _mm512_ternarylogic_epi32(number, entry, j ? signs : _mm512_slli_epi16(signs, 3), 0xca); /* number ? entry : signs */
     return _mm512_permutexvar_epi8(index, load_avx512(codes[j]));
 }
 
-/* sign7 with the eighth signs in their places (bits 11 and 15 of each 16-bit word), where the free bits were: the number of negative
- * weights of eight is even. */
+/* sign7 with the eighth signs in their places (bits 11 and 15 of each 16-bit word), where the free bits were: the number of
+ * negative weights of eight is even. */
 INLINE __m512i sign7_complete(__m512i v)
 {
     v = and_avx512(v, 0x77ff77ff);
@@ -66,7 +67,8 @@ INLINE __m512 halves_scaled(const uint8_t *p, float factor) { return _mm512_mul_
 /* ---- IQ3 ---- */
 
 /* hi4b may be NULL: eight-bit indexes. */
-INLINE void iq3_codes(const uint8_t *idx4, const uint8_t *hi4b, const uint8_t *planes, int entries, __m512i signs, const uint8_t (*codes)[64], __m512i code[8])
+INLINE void iq3_codes(const uint8_t *idx4, const uint8_t *hi4b, const uint8_t *planes, int entries, __m512i signs,
+                      const uint8_t (*codes)[64], __m512i code[8])
 {
     for (int h = 0; h < 2; h++) {
         __m512i index = load_avx512(idx4 + 64 * h), half_signs = h ? _mm512_srli_epi16(signs, 4) : signs;
@@ -81,8 +83,10 @@ INLINE void iq3_codes(const uint8_t *idx4, const uint8_t *hi4b, const uint8_t *p
 
 INLINE void group_iq3_s(const uint8_t *strand, int n, int g, struct group_avx512 *w)
 {
-    iq3_codes(strand + 128 * g, strand + 1024 + 16 * g, lut.iq3s[0], 512, load_avx512(strand + 1152 + 64 * g), lut.codes_iq3s, w->code);
-    w->d[0] = _mm512_mul_ps(halves_load(strand + 1728), _mm512_permutexvar_ps(nibs_load(strand + 1664 + 8 * g), _mm512_loadu_ps(lut.odd)));
+    iq3_codes(strand + 128 * g, strand + 1024 + 16 * g, lut.iq3s[0], 512, load_avx512(strand + 1152 + 64 * g), lut.codes_iq3s,
+              w->code);
+    w->d[0] = _mm512_mul_ps(halves_load(strand + 1728),
+                            _mm512_permutexvar_ps(nibs_load(strand + 1664 + 8 * g), _mm512_loadu_ps(lut.odd)));
 }
 DOT_AVX512(iq3_s, 256, 110, IQ3S_BIAS, PLAIN)
 
@@ -96,14 +100,16 @@ DOT_AVX512(iq3_xxs, 256, 98, IQ3XXS_BIAS, PLAIN)
 
 /* ---- IQ2 and IQ1 ---- */
 
-/* high[]: from the second on, the index bits that idx8 lacks, as masks (bit 32h + 2r + i). signs: a bit1 vector per half, the second one
- * where it lies after a shift by 4. */
-INLINE void idx8_codes(const uint8_t *idx8, __mmask64 *high, const uint8_t *planes, int entries, const __m512i *signs, const uint8_t (*codes)[64], __m512i code[8])
+/* high[]: from the second on, the index bits that idx8 lacks, as masks (bit 32h + 2r + i). signs: a bit1 vector per half, the
+ * second one where it lies after a shift by 4. */
+INLINE void idx8_codes(const uint8_t *idx8, __mmask64 *high, const uint8_t *planes, int entries, const __m512i *signs,
+                       const uint8_t (*codes)[64], __m512i code[8])
 {
     /* Puts the bytes of both planes side by side: byte 4r + 2i + e of half h is entry 32h + 2r + i of plane e. */
     static const uint8_t weave[64] __attribute__((aligned(64))) = {
-        0,  64, 1,  65, 2,  66, 3,  67, 4,  68, 5,  69, 6,  70, 7,  71, 8,  72, 9,  73, 10, 74, 11, 75, 12, 76, 13, 77, 14, 78, 15, 79,
-        16, 80, 17, 81, 18, 82, 19, 83, 20, 84, 21, 85, 22, 86, 23, 87, 24, 88, 25, 89, 26, 90, 27, 91, 28, 92, 29, 93, 30, 94, 31, 95,
+        0,  64, 1,  65, 2,  66, 3,  67, 4,  68, 5,  69, 6,  70, 7,  71, 8,  72, 9,  73, 10, 74,
+        11, 75, 12, 76, 13, 77, 14, 78, 15, 79, 16, 80, 17, 81, 18, 82, 19, 83, 20, 84, 21, 85,
+        22, 86, 23, 87, 24, 88, 25, 89, 26, 90, 27, 91, 28, 92, 29, 93, 30, 94, 31, 95,
     };
     __m512i index = load_avx512(idx8), place = load_avx512(weave);
     high[0] = _mm512_movepi8_mask(index);
@@ -115,7 +121,8 @@ INLINE void idx8_codes(const uint8_t *idx8, __mmask64 *high, const uint8_t *plan
     }
 }
 
-INLINE void iq2_codes(const uint8_t *idx8, __mmask64 ninth, __mmask64 tenth, const uint8_t *planes, int entries, __m512i signs, __m512i code[8])
+INLINE void iq2_codes(const uint8_t *idx8, __mmask64 ninth, __mmask64 tenth, const uint8_t *planes, int entries, __m512i signs,
+                      __m512i code[8])
 {
     __mmask64 high[3] = { 0, ninth, tenth };
     const __m512i half_signs[2] = { signs, _mm512_srli_epi16(signs, 4) };
@@ -160,13 +167,14 @@ DOT_AVX512(iq2_xs, 256, 74, IQ2_BIAS, HALVES)
 INLINE void group_iq2_s(const uint8_t *strand, int n, int g, struct group_avx512 *w)
 {
     const uint8_t *hi8b = strand + 512 + 16 * g;
-    iq2_codes(strand + 64 * g, hi8b_mask(hi8b, 2, 0), hi8b_mask(hi8b, 2, 1), lut.iq2s[0], 1024, load_avx512(strand + 640 + 64 * g), w->code);
+    iq2_codes(strand + 64 * g, hi8b_mask(hi8b, 2, 0), hi8b_mask(hi8b, 2, 1), lut.iq2s[0], 1024, load_avx512(strand + 640 + 64 * g),
+              w->code);
     odd_scales(strand + 1152 + 16 * g, w->scale);
     w->d[0] = halves_scaled(strand + 1280, 0.125f);
 }
 DOT_AVX512(iq2_s, 256, 82, IQ2_BIAS, HALVES)
 
-/* IQ1: what others call the sign is the sign of the eighth that is added to all weights of an entry. negative[h]: all ones there. */
+/* IQ1: instead of signs, each entry has the sign of the eighth added to all its weights. negative[h]: all ones where it is -1. */
 INLINE void iq1_codes(const uint8_t *idx8, const uint8_t *hi8b, const __m512i *negative, __m512i code[8])
 {
     __mmask64 high[4] = { 0, hi8b_mask(hi8b, 3, 0), hi8b_mask(hi8b, 3, 1), hi8b_mask(hi8b, 3, 2) };
@@ -178,7 +186,8 @@ INLINE void group_iq1_s(const uint8_t *strand, int n, int g, struct group_avx512
     __m512i scale = nibs_load(strand + 704 + 8 * g), sign = _mm512_movm_epi32(_mm512_test_epi32_mask(scale, _mm512_set1_epi32(8)));
     const __m512i negative[2] = { sign, sign };
     iq1_codes(strand + 64 * g, strand + 512 + 24 * g, negative, w->code);
-    w->d[0] = _mm512_mul_ps(halves_scaled(strand + 768, 0.125f), _mm512_permutexvar_ps(and_avx512(scale, 7), _mm512_loadu_ps(lut.odd)));
+    w->d[0] =
+        _mm512_mul_ps(halves_scaled(strand + 768, 0.125f), _mm512_permutexvar_ps(and_avx512(scale, 7), _mm512_loadu_ps(lut.odd)));
 }
 DOT_AVX512(iq1_s, 256, 50, IQ1_BIAS, PLAIN)
 

@@ -19,7 +19,8 @@ INLINE void group_q3_k(const uint8_t *strand, int n, int g, struct group_avx512 
     bit2_codes(strand + 128 * g, w->code);
     bit1_add(strand + 1024 + 64 * g, 4, w->code);
     for (int h = 0; h < 2; h++) {
-        __m512i low = and_avx512(nibs_load(strand + 1536 + 16 * g + 8 * h), 15), high = and_avx512(two_load(strand + 1664 + 8 * g + 4 * h), 3);
+        __m512i low = and_avx512(nibs_load(strand + 1536 + 16 * g + 8 * h), 15),
+                high = and_avx512(two_load(strand + 1664 + 8 * g + 4 * h), 3);
         w->scale[h] = _mm512_sub_epi32(_mm512_or_si512(low, _mm512_slli_epi32(high, 4)), _mm512_set1_epi32(32));
     }
     w->d[0] = halves_load(strand + 1728);
@@ -29,7 +30,8 @@ DOT_AVX512(q3_k, 256, 110, 4, HALVES)
 /* The scales of Q4_K and Q5_K: six bits each for scale and minimum. */
 INLINE void scale_and_min(const uint8_t *p, int g, struct group_avx512 *w)
 {
-    __m512i scale = and_avx512(nibs_load(p + 8 * g), 15), min = and_avx512(nibs_load(p + 64 + 8 * g), 15), high = nibs_load(p + 128 + 8 * g);
+    __m512i scale = and_avx512(nibs_load(p + 8 * g), 15), min = and_avx512(nibs_load(p + 64 + 8 * g), 15),
+            high = nibs_load(p + 128 + 8 * g);
     scale = _mm512_or_si512(scale, and_avx512(_mm512_slli_epi32(high, 4), 0x30));
     min = _mm512_or_si512(min, and_avx512(_mm512_slli_epi32(high, 2), 0x30));
     w->d[0] = _mm512_mul_ps(halves_load(p + 192), _mm512_cvtepi32_ps(scale));
@@ -55,7 +57,8 @@ INLINE void group_q6_k(const uint8_t *strand, int n, int g, struct group_avx512 
 {
     nib4_codes(strand + 256 * g, w->code);
     for (int h = 0; h < 2; h++) {
-        __m512i raw = load_avx512(strand + 2048 + 128 * g + 64 * h), at4[4] = { _mm512_slli_epi16(raw, 4), _mm512_slli_epi16(raw, 2), raw, _mm512_srli_epi16(raw, 2) };
+        __m512i raw = load_avx512(strand + 2048 + 128 * g + 64 * h),
+                at4[4] = { _mm512_slli_epi16(raw, 4), _mm512_slli_epi16(raw, 2), raw, _mm512_srli_epi16(raw, 2) };
         for (int j = 0; j < 4; j++)
             w->code[4 * h + j] = _mm512_or_si512(w->code[4 * h + j], _mm512_and_si512(at4[j], _mm512_set1_epi8(0x30)));
         w->scale[h] = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(strand + 3072 + 32 * g + 16 * h)));
