@@ -31,7 +31,7 @@ if ! make --no-print-directory BUILD=$build CC=clang WERROR= LDFLAGS=-fsanitize=
     LIB_SRC="$(echo src/{base,gguf,quant,text,sample,convert}/*.c)" \
     CFLAGS="-O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" \
     -j"$(nproc)" "${targets[@]/#/$build/tests/}" >$build/log 2>&1; then
-    grep -E "error|undefined|[*]{3}" $build/log || tail -n 30 $build/log
+    grep -E "error: |undefined reference|[*]{3}" $build/log || tail -n 30 $build/log
     exit 1
 fi
 

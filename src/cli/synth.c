@@ -14,7 +14,7 @@ static const char help[] =
     "                        often as the first. 0: all alike. Default 0.6\n"
     "      --locality L      0 to 1: how much neighbouring token ids have in common. Near 1, a text of neighbouring ids\n"
     "                        keeps choosing the same experts, and the text that the model writes stays among such\n"
-    "                        neighbours; at 0 every token chooses anew. Default 0.5\n"
+    "                        neighbours; at 0 every token chooses anew. Default 0.6\n"
     "      --seed N          default 1\n\n"
     "Types (default: Q8_0, experts Q2_0):\n" MAKING_HELP_TEXT;
 
@@ -32,7 +32,7 @@ int cli_synth(int argc, char **argv)
         { NULL, 0, NULL, 0 },
     };
     struct making making = { .command = "synth" };
-    struct convert_synth synth = { .like = "qwen3.8-flash-next", .skew = 0.6, .locality = 0.5, .seed = 1 };
+    struct convert_synth synth = { .like = "qwen3.8-flash-next", .skew = 0.6, .locality = 0.6, .seed = 1 };
     long long layers = 0, rows = 0, seed = 1;
     for (int c; (c = getopt_long(argc, argv, "qh", options, NULL)) != -1;) {
         bool ok = true, known = true;
