@@ -27,7 +27,7 @@ all: $(BUILD)/strata ## build the program (build/strata)
 	@:
 
 run: deps all ## install what is missing, build, and let the bundled model write a story
-	$(BUILD)/strata run -m $(MODEL) --seed 7 -n 200 -p "Once upon a time"
+	$(BUILD)/strata run -m $(MODEL) --seed 7 -n 160 -p "One morning the old captain"
 
 test: deps-test ## install what is missing, build and run every test
 	@tests/run.sh $(BUILD)

@@ -100,7 +100,7 @@ run() { # NAME COUNTER COMMAND...
 is_slow() { [ "$mode" = sanitizer ] && grep -qE '^(/\*|#) slow: ' "$1"; }
 
 if ! make --no-print-directory BUILD="$build" -j"$(nproc)" tests >"$work/make" 2>&1; then
-    grep -E "error: |undefined reference|[*]{3}" "$work/make" | head -n 40 || tail -n 40 "$work/make"
+    grep -m 40 -E "error: |undefined reference|[*]{3}" "$work/make" || tail -n 40 "$work/make"
     echo "the build failed"
     failed=1
     finish

@@ -14,12 +14,13 @@
 
 #include <cmocka.h>
 
-enum { MAX_TOKENS = 400, MAX_LAYERS = 16, SEQUENCES = 4 };
+enum { MAX_TOKENS = 312, MAX_LAYERS = 16, SEQUENCES = 4 };
 
 static const char *const model_files[] = { "models/pebble/pebble.gguf", "models/pebble/pebble-iq3.gguf" };
 static const char *model_file;
 static int32_t tokens[MAX_TOKENS];
 static int n_tokens, n_layers, n_vocab;
+static const char *reference_isa = "ref";
 
 /* [position][layer], the last entry of a position is its logits' hash. */
 typedef uint64_t answers[MAX_TOKENS + STRATA_MAX_ROWS][MAX_LAYERS + 1];
@@ -124,7 +125,14 @@ static void compare_width(const char *isa, int threads, int (*width)(int), const
 
 /* ---- The tests ----------------------------------------------------------------------------------------------------------------------- */
 
-static void plain_c_in_windows_of_eight(void **state) { compare_width("ref", 2, eight, "ref, 2 threads, windows of 8"); }
+static void plain_c_in_windows_of_eight(void **state)
+{
+    if (strcmp(reference_isa, "ref")) {
+        print_message("SKIPPED: plain C takes too long with sanitizers; checkops compares its kernels\n");
+        skip();
+    }
+    compare_width("ref", 2, eight, "ref, 2 threads, windows of 8");
+}
 static void avx2_one_row(void **state) { compare_width("avx2", 1, one, "avx2"); }
 static void avx2_in_ragged_pieces_on_2_threads(void **state) { compare_width("avx2", 2, ragged, "avx2, 2 threads, ragged windows"); }
 static void avx512_one_row(void **state) { compare_width("avx512", 1, one, "avx512"); }
@@ -239,7 +247,7 @@ static void a_rejected_window_can_be_repeated(void **state)
 static void int8_kv_is_one_answer_too(void **state)
 {
     static answers narrow, wide;
-    struct strata_engine *engine = open_engine("ref", 1);
+    struct strata_engine *engine = open_engine(reference_isa, 1);
     memset(narrow, 0, sizeof narrow);
     memset(wide, 0, sizeof wide);
     int all = n_tokens;
@@ -274,13 +282,16 @@ static int set_up(void **state)
     int64_t n = tokenizer_encode(tokenizer, text, length, false, &ids, &error);
     tokenizer_destroy(tokenizer);
     gguf_close(gguf);
-    if (n < 320)
+    if (n < MAX_TOKENS)
         return -1;
-    /* The sanitizers cost a factor of ten: fewer tokens there, but still more than the attention budget of 256. */
-    n_tokens = getenv("STRATA_TEST_SANITIZER") ? 270 : n < MAX_TOKENS ? (int)n : MAX_TOKENS;
+    n_tokens = MAX_TOKENS;
+    if (getenv("STRATA_TEST_SANITIZER")) { /* ten times slower: AVX2 is the reference there, over less text, but still beyond the attention budget of 256 */
+        n_tokens = 264;
+        reference_isa = "avx2";
+    }
     memcpy(tokens, ids, (size_t)n_tokens * sizeof *tokens);
     free(ids);
-    struct strata_engine *engine = open_engine("ref", 1);
+    struct strata_engine *engine = open_engine(reference_isa, 1);
     struct strata_info info;
     strata_engine_info(engine, &info);
     n_layers = info.n_layers;

@@ -182,6 +182,14 @@ static void min_p_compares_with_the_best_token(void **state) /* 0.15 / 0.5 = 0.3
     assert_drawn_set(&p, quarter, 4, 1 << 2);
 }
 
+static void min_p_1_keeps_all_equally_good_tokens(void **state)
+{
+    float logits[] = { 2, 1.9999f, 2 };
+    struct sample_params p = plain;
+    p.min_p = 1;
+    assert_drawn_set(&p, logits, 3, 1 << 0 | 1 << 2);
+}
+
 static void top_p_counts_tokens_that_min_p_drops(void **state) /* of all four, 0.55 needs two; of the two left, one has 0.5 / 0.8 */
 {
     struct sample_params p = plain;
@@ -424,6 +432,14 @@ static void a_draw_depends_on_seed_and_position_not_on_the_calls_before(void **s
     sampler_destroy(other);
 }
 
+static void draws_do_not_see_the_sign_of_zero(void **state)
+{
+    float zeros[4] = { 0 }, mixed[] = { -0.0f, 0, -0.0f, 0 };
+    for (uint64_t position = 0; position < 1000; position++)
+        assert_int_equal(sample_token(sampler, &plain, mixed, 4, NULL, 0, position),
+                         sample_token(sampler, &plain, zeros, 4, NULL, 0, position));
+}
+
 static void draws_are_the_recorded_ones(void **state) /* the same on every machine and in every version */
 {
     static const int32_t wanted[] = { 73, 57, 60, 87, 58, 34, 84, 57, 14, 37, 50, 73, 60, 84, 98, 34, 73, 98, 87, 73 };
@@ -593,6 +609,7 @@ int main(void)
         cmocka_unit_test(top_p_counts_what_top_k_left),
         cmocka_unit_test(top_p_looks_at_probabilities_before_the_temperature),
         cmocka_unit_test(min_p_compares_with_the_best_token),
+        cmocka_unit_test(min_p_1_keeps_all_equally_good_tokens),
         cmocka_unit_test(top_p_counts_tokens_that_min_p_drops),
         cmocka_unit_test(a_token_that_is_not_allowed_is_never_chosen),
         cmocka_unit_test(no_token_is_chosen_when_none_is_allowed),
@@ -616,6 +633,7 @@ int main(void)
         cmocka_unit_test(draws_follow_a_low_temperature),
         cmocka_unit_test(draws_follow_a_high_temperature),
         cmocka_unit_test(a_draw_depends_on_seed_and_position_not_on_the_calls_before),
+        cmocka_unit_test(draws_do_not_see_the_sign_of_zero),
         cmocka_unit_test(draws_are_the_recorded_ones),
         cmocka_unit_test(random_cases_equal_a_sampler_that_sorts_everything),
         cmocka_unit_test(any_bits_as_logits_give_a_token_of_the_vocabulary),

@@ -114,7 +114,7 @@ static uint64_t double_bits(double d)
  * vectors on every x86-64; no fused operations, which are slow where the instruction is missing, and 42 bits need none. */
 static inline uint64_t weight_of(double x)
 {
-    double inside = x > -30 ? x : -30;
+    double inside = x > -30 ? x : -30; /* there 0.4 units: rounds to 0 */
     double shifted = inside * 0x1.71547652b82fep0 + 0x1.8p52;
     double n = shifted - 0x1.8p52;
     double r = (inside - n * 0x1.62e42feep-1) - n * 0x1.a39ef35793c76p-33;
@@ -131,8 +131,7 @@ static inline uint64_t weight_of(double x)
     p = p * r + 1;
     p = p * r + 1;
     double scale = bits_double((double_bits(shifted) + 42 + 1023) << 52); /* 2^(n + 42), n = -43 .. 0 */
-    uint64_t units = double_bits(p * scale + 0x1.8p52) - double_bits(0x1.8p52);
-    return x > -30 ? units : 0;
+    return double_bits(p * scale + 0x1.8p52) - double_bits(0x1.8p52);
 }
 
 uint64_t sample_weight(double x) { return weight_of(x); }
@@ -314,7 +313,7 @@ int32_t sample_token(struct sampler *s, const struct sample_params *p, const flo
 
     float largest = largest_of(s->logits, n_vocab);
     double best = (double)largest, temperature = (double)p->temperature;
-    if (largest == -INFINITY || temperature == 0 || p->top_k == 1) {
+    if (largest == -INFINITY || temperature == 0) {
         int32_t token = 0;
         while (token < n_vocab && (s->logits[token] != largest || !is_allowed(p->allowed, token)))
             token++;

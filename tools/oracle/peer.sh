@@ -3,13 +3,18 @@
 #
 #     npm install --ignore-scripts node-llama-cpp@3.22.1 @node-llama-cpp/linux-x64@3.22.1
 #     tools/oracle/peer.sh node_modules [BUILD]
+#     tools/oracle/peer.sh BUILD                 the same for BUILD/node_modules
 #
 # The first package carries llama.cpp's source as a git bundle (the headers come out of it), the second one the library.
 set -eu
 
-modules=$(cd "${1:?usage: tools/oracle/peer.sh NODE_MODULES [BUILD]}" && pwd)
+given=$(cd "${1:?usage: tools/oracle/peer.sh NODE_MODULES [BUILD], or BUILD with node_modules in it}" && pwd)
 cd "$(dirname "$0")/../.."
-build=${2:-build}
+if [ "${given##*/}" = node_modules ]; then
+    modules=$given build=${2:-build}
+else
+    modules=$given/node_modules build=$given
+fi
 library=$modules/@node-llama-cpp/linux-x64/bins/linux-x64
 bundle=$modules/node-llama-cpp/llama/gitRelease.bundle
 
