@@ -1,6 +1,7 @@
 /* evaluate - the quality of a model file in figures that can be set beside those of its checkpoint.
  *
  *   evaluate perplexity MODEL.gguf TEXT.txt [TOKENS]    per token, in separate windows of 512 tokens
+ *   evaluate kl MODEL.gguf IDS.txt LOGITS.bin           beside the logits of another engine (float32 [n][n_vocab]) over the same tokens
  *   evaluate chat MODEL.gguf PROMPTS.jsonl [LIMIT]      exact answers, greedy: lines with "task", "enable_thinking", "prompt", "answer"
  */
 #include <strata.h>
@@ -87,6 +88,15 @@ static int perplexity(const char *path, long limit)
     return 0;
 }
 
+static int32_t best_of(const float *logits)
+{
+    int32_t best = 0;
+    for (int i = 1; i < info.n_vocab; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    return best;
+}
+
 /* The greedy answer as text, without end tokens and thinking. */
 static char *answer_to(const char *prompt, bool thinking)
 {
@@ -99,11 +109,7 @@ static char *answer_to(const char *prompt, bool thinking)
     free(ids);
     int written = 0;
     while (written < MOST) {
-        const float *logits = strata_session_logits(session);
-        int32_t token = 0;
-        for (int i = 1; i < info.n_vocab; i++)
-            if (logits[i] > logits[token])
-                token = i;
+        int32_t token = best_of(strata_session_logits(session));
         if (tokenizer_is_end(tokenizer, token))
             break;
         out[written++] = token;
@@ -165,15 +171,48 @@ static int chat(const char *path, long limit)
     return 0;
 }
 
+/* Kullback-Leibler divergence from the other engine's distribution to ours, and how often both would choose the same token. */
+static int kl(const char *ids_path, const char *logits_path)
+{
+    FILE *ids_file = fopen(ids_path, "r"), *logits_file = fopen(logits_path, "rb");
+    float *other = malloc((size_t)info.n_vocab * sizeof *other);
+    if (!ids_file || !logits_file || !other)
+        die("cannot read the token or logits file");
+    int32_t ids[4096];
+    int n = 0, same = 0;
+    double total = 0, worst = 0;
+    while (n < 4096 && fscanf(ids_file, "%d", &ids[n]) == 1)
+        n++;
+    for (int i = 0; i < n; i++) {
+        struct strata_error error;
+        if (fread(other, sizeof *other, (size_t)info.n_vocab, logits_file) != (size_t)info.n_vocab)
+            die("the logits file is too short");
+        if (strata_session_sync(session, ids, i + 1, 1, NULL, NULL, &error))
+            die(error.text);
+        const float *ours = strata_session_logits(session);
+        double base_other = log_probability(other, 0) - other[0], base_ours = log_probability(ours, 0) - ours[0], divergence = 0;
+        for (int v = 0; v < info.n_vocab; v++) {
+            double p = other[v] + base_other;
+            divergence += exp(p) * (p - (ours[v] + base_ours));
+        }
+        total += divergence;
+        worst = divergence > worst ? divergence : worst;
+        same += best_of(ours) == best_of(other);
+    }
+    printf("%d tokens: same choice at %.2f %%, mean KL %.3e, largest %.3e\n", n, 100.0 * same / n, total / n, worst);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
-    if (argc < 4 || argc > 5 || (strcmp(argv[1], "perplexity") && strcmp(argv[1], "chat"))) {
-        fprintf(stderr, "usage: evaluate perplexity|chat MODEL.gguf FILE [LIMIT]\n");
+    bool is_kl = argc == 5 && !strcmp(argv[1], "kl");
+    if (argc < 4 || argc > 5 || (!is_kl && strcmp(argv[1], "perplexity") && strcmp(argv[1], "chat"))) {
+        fprintf(stderr, "usage: evaluate perplexity|chat MODEL.gguf FILE [LIMIT]\n       evaluate kl MODEL.gguf IDS.txt LOGITS.bin\n");
         return 2;
     }
     open_model(argv[2]);
     long limit = argc == 5 ? atol(argv[4]) : 0;
-    int code = strcmp(argv[1], "chat") ? perplexity(argv[3], limit) : chat(argv[3], limit);
+    int code = is_kl ? kl(argv[3], argv[4]) : strcmp(argv[1], "chat") ? perplexity(argv[3], limit) : chat(argv[3], limit);
     strata_session_close(session);
     strata_engine_close(engine);
     tokenizer_destroy(tokenizer);

@@ -45,17 +45,18 @@ static int read_hash(struct hf *hf, struct strata_error *error)
 int hf_int(const struct hf *hf, const json_t *object, const char *key, int min, int max, int fallback, int *out,
            struct strata_error *error)
 {
+    const char *file = object && object == hf->generation ? "generation_config.json" : "config.json";
     const json_t *value = json_object_get(object, key);
     if (json_is_array(value)) /* some configurations list stop tokens: the first is the one meant */
         value = json_array_get(value, 0);
     if (!value || json_is_null(value)) {
         if (fallback < min)
-            return error_set(error, STRATA_E_FORMAT, "%s/config.json: %s is missing", hf->directory, key);
+            return error_set(error, STRATA_E_FORMAT, "%s/%s: %s is missing", hf->directory, file, key);
         *out = fallback;
         return 0;
     }
     if (!json_is_integer(value) || json_integer_value(value) < min || json_integer_value(value) > max)
-        return error_set(error, STRATA_E_UNSUPPORTED, "%s/config.json: %s is not a whole number from %d to %d", hf->directory, key,
+        return error_set(error, STRATA_E_UNSUPPORTED, "%s/%s: %s is not a whole number from %d to %d", hf->directory, file, key,
                          min, max);
     *out = (int)json_integer_value(value);
     return 0;

@@ -127,7 +127,7 @@ static int draw_rows(const void *context, int64_t first, int64_t n, uint8_t *out
     int64_t piece = PIECE / d->palette->format->block, row_blocks = d->width / d->palette->format->block;
     size_t block_bytes = (size_t)d->palette->format->bytes;
     for (int64_t row = first; row < first + n; row++) {
-        uint64_t key = key_of(d->synth, DRAW + d->tensor, (uint64_t)row);
+        uint64_t key = key_of(d->synth, DRAW + 16 * d->tensor, (uint64_t)row);
         for (int64_t at = 0, take; at < row_blocks; at += take, out += (size_t)take * block_bytes) {
             take = row_blocks - at < piece ? row_blocks - at : piece;
             key = mix(key);
@@ -151,11 +151,13 @@ struct bank_job {
     struct bank *bank;
     struct recipe recipe;
     uint64_t tensor;
+    int first;
 };
 
-static void make_topic(void *context, int topic)
+static void make_topic(void *context, int item)
 {
     const struct bank_job *job = context;
+    int topic = job->first + item;
     const struct synth *s = job->synth;
     float row[PIECE];
     double turn = topic % TOPIC_DRIFT * (M_PI / 2 / TOPIC_DRIFT); /* from one anchor to the next at constant length */
@@ -247,7 +249,7 @@ static int small_row(const void *context, int64_t first, int64_t n, float *out, 
 {
     const struct small *v = context;
     for (int64_t i = 0; i < v->width; i++) {
-        uint64_t key = key_of(v->synth, DRAW + v->tensor, (uint64_t)i);
+        uint64_t key = key_of(v->synth, DRAW + 16 * v->tensor, (uint64_t)i);
         switch (v->kind) {
         case NORM:
             out[i] = 1 + 0.1f * bell(key);
@@ -324,6 +326,8 @@ static void add_vector(struct synth *s, const char *prefix, const char *name, in
 
 static void add_bank(struct synth *s, struct pool *pool, struct bank *bank, const char *name, struct recipe recipe, bool only_text)
 {
+    enum { BATCH = 128 };
+    const struct convert_options *options = s->emit->options;
     int64_t dims[] = { s->shape.hidden, s->shape.vocab };
     struct banked *b = new_context(s, sizeof *b);
     if (!b)
@@ -337,8 +341,17 @@ static void add_bank(struct synth *s, struct pool *pool, struct bank *bank, cons
         s->code = error_set(s->error, STRATA_E_MEMORY, "out of memory for the rows of tensor %s", name);
         return;
     }
-    struct bank_job job = { s, bank, recipe, s->emit->n };
-    pool_run(pool, (int)bank->n_topics, make_topic, &job);
+    struct bank_job job = { s, bank, recipe, s->emit->n, 0 };
+    for (; !s->code && job.first < bank->n_topics; job.first += BATCH) {
+        pool_run(pool, bank->n_topics - job.first < BATCH ? (int)bank->n_topics - job.first : BATCH, make_topic, &job);
+        if (options->progress &&
+            !options->progress(options->progress_context, 0)) /* nothing is written yet, but types with a search take a while */
+            s->code = error_set(s->error, STRATA_E_STOPPED, "stopped");
+    }
+    if (s->code) {
+        free(b);
+        return;
+    }
     *b = (struct banked){ s, bank, only_text };
     add(s, name, bank->format, 2, dims, (struct emit_source){ .bytes = bank_rows, .context = b });
 }

@@ -57,8 +57,8 @@ static const struct gguf_tensor *find(struct loader *l, const char *name, int64_
     bool right = t->dims[0] == width && t->dims[3] == 1 && t->dims[2] == n && (min_rows ? t->dims[1] >= rows : t->dims[1] == rows);
     if (!right) {
         char found[100], wanted[100];
-        loader_fail(l, STRATA_E_FORMAT, "tensor %s has shape %s, wanted %s", name, shape_text(found, sizeof found, t->n_dims, t->dims),
-                    shape_text(wanted, sizeof wanted, n > 1 ? 3 : rows > 1 ? 2 : 1, (int64_t[]){ width, rows, n }));
+        loader_fail(l, STRATA_E_FORMAT, "tensor %s has shape %s, wanted %s%s", name, shape_text(found, sizeof found, t->n_dims, t->dims),
+                    min_rows ? "at least " : "", shape_text(wanted, sizeof wanted, n > 1 ? 3 : rows > 1 ? 2 : 1, (int64_t[]){ width, rows, n }));
         return NULL;
     }
     if (!t->format->is_float && width % 32) {
@@ -118,12 +118,12 @@ void loader_matrix(struct loader *l, struct matrix *out, int64_t rows, int64_t w
         return;
     size_t stride = tile_bytes(t->format, width);
     *out = (struct matrix){ t->format, (int)rows, (int)width, NULL, stride, 1.0f };
+    const float *scale = companion_scale(l, name, 1);
     if (l->dry)
         return;
     uint8_t *tiles = arena_alloc(l->arena, stride * (size_t)tile_count(rows));
     out->tiles = tiles;
     plan(l, t, 0, rows, tiles, stride);
-    const float *scale = companion_scale(l, name, 1);
     if (scale)
         out->scale = *scale;
 }
@@ -150,6 +150,28 @@ void loader_table(struct loader *l, struct row_table *out, int64_t min_rows, int
     out->data = (uint8_t *)base + (t->offset - start);
 }
 
+/* Whether the n values of a float format are numbers. A damaged scale of a block format shows in its products instead. */
+static bool all_numbers(const struct quant_format *format, const uint8_t *raw, size_t n)
+{
+    bool good = true;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t wide;
+        uint16_t half;
+        if (format->type == QUANT_F32)
+            good &= (memcpy(&wide, raw + 4 * i, 4), (wide & 0x7f800000) != 0x7f800000);
+        else if (format->type == QUANT_F16)
+            good &= (memcpy(&half, raw + 2 * i, 2), (half & 0x7c00) != 0x7c00);
+        else if (format->type == QUANT_BF16)
+            good &= (memcpy(&half, raw + 2 * i, 2), (half & 0x7f80) != 0x7f80);
+    }
+    return good;
+}
+
+static int not_a_number(const struct gguf_tensor *t, struct strata_error *error)
+{
+    return error_set(error, STRATA_E_NUMERIC, "tensor %s holds a value that is not finite: the file is damaged", t->name);
+}
+
 /* Reads a small tensor as floats into freshly allocated memory of the arena. */
 static float *read_floats(struct loader *l, const struct gguf_tensor *t, int64_t n)
 {
@@ -159,10 +181,10 @@ static float *read_floats(struct loader *l, const struct gguf_tensor *t, int64_t
         loader_fail(l, STRATA_E_MEMORY, "out of memory for tensor %s", t->name);
         return NULL;
     }
-    int code = gguf_read(l->gguf, t, 0, raw, t->bytes, l->error);
-    if (code)
-        l->code = code;
-    else
+    l->code = gguf_read(l->gguf, t, 0, raw, t->bytes, l->error);
+    if (!l->code && !all_numbers(t->format, raw, (size_t)n))
+        l->code = not_a_number(t, l->error);
+    if (!l->code)
         for (int64_t row = 0; row < t->dims[1]; row++)
             quant_decode(t->format, raw + (size_t)row * quant_row_bytes(t->format, t->dims[0]), t->dims[0], out + row * t->dims[0]);
     free(raw);
@@ -212,6 +234,9 @@ void loader_experts(struct loader *l, struct expert_set *out, int n_experts, int
     set.down_bytes = tile_bytes(set.down, width);
     set.down_offset = (size_t)tile_count(width) * (set.gate_bytes + set.up_bytes);
     set.blob_bytes = set.down_offset + (size_t)tile_count(hidden) * set.down_bytes;
+    set.gate_scale = companion_scale(l, fused ? fused_name : name[0], n_experts);
+    set.up_scale = fused ? set.gate_scale : companion_scale(l, name[1], n_experts);
+    set.down_scale = companion_scale(l, name[2], n_experts);
     *out = set;
     if (l->dry)
         return;
@@ -224,9 +249,6 @@ void loader_experts(struct loader *l, struct expert_set *out, int n_experts, int
         plan(l, up, e * rows + (fused ? width : 0), width, blob + set.gate_bytes, set.gate_bytes + set.up_bytes);
         plan(l, down, (int64_t)e * hidden, hidden, blob + set.down_offset, set.down_bytes);
     }
-    out->gate_scale = companion_scale(l, fused ? fused_name : name[0], n_experts);
-    out->up_scale = fused ? out->gate_scale : companion_scale(l, name[1], n_experts);
-    out->down_scale = companion_scale(l, name[2], n_experts);
 }
 
 size_t loader_arena_bytes(const struct gguf *gguf)
@@ -236,9 +258,12 @@ size_t loader_arena_bytes(const struct gguf *gguf)
         const struct gguf_tensor *t = &gguf->tensors[i];
         if (!t->format)
             continue;
-        /* Experts share alignment per layer only; vectors and taps become floats (taps twice). */
-        size_t tiles = (size_t)tile_count(t->dims[1]) * (size_t)(t->dims[2] * t->dims[3]) * tile_bytes(t->format, t->dims[0]);
-        size_t floats = t->n_dims <= 1 || t->dims[0] < 32 ? (size_t)(t->dims[0] * t->dims[1]) * 8 : 0;
+        /* Experts share alignment per layer only, and gate and up in one tensor end in a tile each; vectors and taps become floats (taps
+         * twice). No machine holds 2^46 bytes: the sum stays in range, and the reservation fails with its own sentence. */
+        if (t->bytes >> 46 || total >> 46)
+            return SIZE_MAX / 2;
+        size_t tiles = (size_t)(tile_count(t->dims[1]) + 1) * (size_t)(t->dims[2] * t->dims[3]) * tile_bytes(t->format, t->dims[0]);
+        size_t floats = t->dims[1] == 1 || t->dims[0] < 32 ? (size_t)(t->dims[0] * t->dims[1]) * 8 : 0;
         total += (tiles > floats ? tiles : floats) + 256;
     }
     return total;
@@ -259,6 +284,8 @@ static void run_piece(void *context, int item)
         code = error_set(&error, STRATA_E_MEMORY, "out of memory while reading tensor %s", t->name);
     if (!code)
         code = gguf_read(run->l->gguf, t, (uint64_t)p->first_row * row_bytes, raw, bytes, &error);
+    if (!code && !all_numbers(t->format, raw, (size_t)p->n_rows * (size_t)t->dims[0]))
+        code = not_a_number(t, &error);
     for (int row = 0; !code && row < p->n_rows; row += TILE_ROWS)
         tile_pack(t->format, t->dims[0], raw + (size_t)row * row_bytes, p->n_rows - row < TILE_ROWS ? p->n_rows - row : TILE_ROWS,
                   p->tiles + (size_t)(row / TILE_ROWS) * p->stride);

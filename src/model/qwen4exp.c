@@ -49,6 +49,7 @@ struct model_window {
     /* The rows of the last forward; `rows` is the caller's and valid only during it. */
     const struct model_row *rows;
     int n, n_spans;
+    bool broken; /* a product since the last check was not finite */
     int logits_at[ROWS]; /* where a row's logits are, -1 if it wanted none */
     struct row_span spans[ROWS];
     struct model_state *span_state[ROWS];
@@ -327,6 +328,23 @@ static int find_spans(struct model_window *w, struct strata_error *error)
     return 0;
 }
 
+/* Looks at n rows that gates, a rounding or a choice may hide a NaN or an infinity of from the check of the residual. */
+static void watch(struct model_window *w, int n, int width, const float *x)
+{
+    struct ops *ops = w->m->model.ops;
+    if (!ops->all_finite(ops, x, (size_t)n * (size_t)ops_padded(width)))
+        w->broken = true;
+}
+
+/* ops->matmul, watched: a damaged scale of a weight block shows here. */
+static void products(struct model_window *w, int n, const struct activations *x, int n_matrices, const struct matrix *const *matrices, float *const *out)
+{
+    struct ops *ops = w->m->model.ops;
+    ops->matmul(ops, n, x, n_matrices, matrices, out);
+    for (int i = 0; i < n_matrices; i++)
+        watch(w, n, matrices[i]->rows, out[i]);
+}
+
 /* spec 3.1 steps 1-5: residual -> w->hidden (with A8) and w->inject. */
 static void read_streams(struct model_window *w, const struct gated_residual *mix)
 {
@@ -335,11 +353,11 @@ static void read_streams(struct model_window *w, const struct gated_residual *mi
     int n = w->n, streams = m->streams, hidden = m->model.hidden;
     ops->norm(ops, n, w->residual, streams, hidden, mix->norm, streams, m->eps, 256, w->normed.values);
     ops->quantize(ops, n, &w->normed);
-    ops->matmul(ops, n, &w->normed, mix->inject.rows ? 2 : 1, (const struct matrix *[]){ &mix->down, &mix->inject }, (float *[]){ w->low.values, w->inject });
+    products(w, n, &w->normed, mix->inject.rows ? 2 : 1, (const struct matrix *[]){ &mix->down, &mix->inject }, (float *[]){ w->low.values, w->inject });
     ops->gate_input(ops, n, m->low_rank, streams, w->low.values, w->low.values);
     if (!mix->up.format->is_float)
         ops->quantize(ops, n, &w->low);
-    ops->matmul(ops, n, &w->low, 1, (const struct matrix *[]){ &mix->up }, (float *[]){ w->gates });
+    products(w, n, &w->low, 1, (const struct matrix *[]){ &mix->up }, (float *[]){ w->gates });
     ops->mix(ops, n, streams, hidden, w->gates, w->normed.values, w->hidden.values);
     ops->quantize(ops, n, &w->hidden);
 }
@@ -373,7 +391,7 @@ static void delta_forward(struct model_window *w, const struct qwen4exp_layer *l
     int n = w->n, at = layer->kind_index;
     size_t channels = (size_t)m->conv_channels;
     struct delta_trace *trace = &w->traces[at];
-    ops->matmul(ops, n, &w->hidden, 4, (const struct matrix *[]){ &d->qkv, &d->gate, &d->alpha, &d->beta }, (float *[]){ w->qkv, w->z, w->alpha, w->b });
+    products(w, n, &w->hidden, 4, (const struct matrix *[]){ &d->qkv, &d->gate, &d->alpha, &d->beta }, (float *[]){ w->qkv, w->z, w->alpha, w->b });
     for (int t = 0; t < n; t++)
         memcpy(w->rows[t].state->conv[at] + (size_t)(w->rows[t].position % conv_ring(m)) * channels, w->qkv + (size_t)t * (size_t)ops_padded(m->conv_channels),
                channels * sizeof(float));
@@ -388,7 +406,7 @@ static void delta_forward(struct model_window *w, const struct qwen4exp_layer *l
     ops->delta_output(ops, n, &m->delta, w->delta_out.values, w->z, d->norm, m->eps);
     if (!d->out.format->is_float)
         ops->quantize(ops, n, &w->delta_out);
-    ops->matmul(ops, n, &w->delta_out, 1, (const struct matrix *[]){ &d->out }, (float *[]){ w->y });
+    products(w, n, &w->delta_out, 1, (const struct matrix *[]){ &d->out }, (float *[]){ w->y });
 }
 
 /* spec 3.5 */
@@ -410,14 +428,15 @@ static void attention_forward(struct model_window *w, const struct qwen4exp_laye
         if (shape->block)
             rope_table(w, rows[t].position / shape->block * shape->block, w->block_cosines + pairs, w->block_sines + pairs, shape->n_pairs);
     }
-    ops->matmul(ops, n, &w->hidden, shape->block ? 5 : 3, (const struct matrix *[]){ &a->q, &a->k, &a->v, &a->index_q, &a->index_k },
+    products(w, n, &w->hidden, shape->block ? 5 : 3, (const struct matrix *[]){ &a->q, &a->k, &a->v, &a->index_q, &a->index_k },
                 (float *[]){ w->q, w->k, w->v, w->index_q, w->index_k });
     ops->attention_store(ops, n, shape, rows, w->q, w->k, w->v, w->index_q, w->index_k, a->q_norm, a->k_norm, a->index_q_norm, a->index_k_norm);
     ops->attention_select(ops, n, shape, rows, w->index_q);
     ops->attend(ops, n, shape, rows, w->q, w->attn_out.values);
+    watch(w, n, shape->n_heads * shape->dim, w->attn_out.values);
     if (!a->out.format->is_float)
         ops->quantize(ops, n, &w->attn_out);
-    ops->matmul(ops, n, &w->attn_out, 1, (const struct matrix *[]){ &a->out }, (float *[]){ w->y });
+    products(w, n, &w->attn_out, 1, (const struct matrix *[]){ &a->out }, (float *[]){ w->y });
 }
 
 /* spec 3.6 */
@@ -426,14 +445,14 @@ static void ffn_forward(struct model_window *w, const struct ffn_layer *f)
     const struct qwen4exp *m = w->m;
     struct ops *ops = m->model.ops;
     int n = w->n;
-    ops->matmul(ops, n, &w->hidden, 4, (const struct matrix *[]){ &f->router, &f->shared_gate, &f->gate, &f->up },
+    products(w, n, &w->hidden, 4, (const struct matrix *[]){ &f->router, &f->shared_gate, &f->gate, &f->up },
                 (float *[]){ w->router, w->shared_gate, w->gate, w->up });
     ops->route(ops, n, m->n_experts, m->n_used, w->router, &w->route);
     ops->experts(ops, n, m->n_used, &f->experts, &w->hidden, &w->route, w->parts);
     ops->silu_mul(ops, n, m->shared_width, w->gate, w->up, w->shared.values);
     if (!f->down.format->is_float)
         ops->quantize(ops, n, &w->shared);
-    ops->matmul(ops, n, &w->shared, 1, (const struct matrix *[]){ &f->down }, (float *[]){ w->shared_out });
+    products(w, n, &w->shared, 1, (const struct matrix *[]){ &f->down }, (float *[]){ w->shared_out });
     ops->combine(ops, n, m->n_used, m->model.hidden, w->parts, &w->route, w->shared_out, w->shared_gate, w->y);
 }
 
@@ -463,8 +482,9 @@ static void ngram_forward(struct model_window *w)
     for (int t = 0; t < n; t++)
         ngram_rows(g, w->rows[t].tokens, w->rows[t].position, ids + t * g->n_heads);
     ops->gather(ops, &g->table, ids, n * g->n_heads, w->embed.values);
+    watch(w, n, hidden, w->embed.values);
     ops->quantize(ops, n, &w->embed);
-    ops->matmul(ops, n, &w->embed, 2, (const struct matrix *[]){ &g->key, &g->value }, (float *[]){ w->ngram_key, w->ngram_value });
+    products(w, n, &w->embed, 2, (const struct matrix *[]){ &g->key, &g->value }, (float *[]){ w->ngram_key, w->ngram_value });
     ops->norm(ops, n, w->ngram_key, m->streams, hidden, g->norm_key, m->streams, m->eps, 256, w->ngram_key);
     ops->norm(ops, n, w->residual, m->streams, hidden, g->norm_query, m->streams, m->eps, 256, w->ngram_query);
     ops->ngram_gate(ops, n, m->streams, hidden, w->ngram_key, w->ngram_query, w->ngram_value, w->ngram_p);
@@ -480,7 +500,7 @@ static void ngram_forward(struct model_window *w)
 
 static int check_finite(struct model_window *w, const float *x, size_t n, const char *what, int layer, struct strata_error *error)
 {
-    if (w->m->model.ops->all_finite(w->m->model.ops, x, n))
+    if (w->m->model.ops->all_finite(w->m->model.ops, x, n) && !w->broken)
         return 0;
     return layer < 0 ? error_set(error, STRATA_E_NUMERIC, "%s at position %d is not finite: the weights are damaged", what, w->rows[0].position)
                      : error_set(error, STRATA_E_NUMERIC, "%s after layer %d at position %d is not finite: the weights are damaged", what, layer, w->rows[0].position);
@@ -503,7 +523,7 @@ static void head_forward(struct model_window *w)
     w->n = wanted;
     read_streams(w, &m->final_mix);
     w->n = n;
-    ops->matmul(ops, wanted, &w->hidden, 1, (const struct matrix *[]){ &m->output }, (float *[]){ w->logits });
+    products(w, wanted, &w->hidden, 1, (const struct matrix *[]){ &m->output }, (float *[]){ w->logits });
 }
 
 static const float *logits(const struct model_window *w, int row)
@@ -518,6 +538,7 @@ static int forward(struct model_window *w, const struct model_row *rows, int n, 
     struct ops *ops = m->model.ops;
     w->rows = rows;
     w->n = n;
+    w->broken = false;
     int code = find_spans(w, error);
     if (code)
         return code;

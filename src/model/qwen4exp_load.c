@@ -83,7 +83,7 @@ static void read_ngram(struct loader *l, struct qwen4exp *m)
     g->embed = get_int(l, "embedding_length_per_layer_input", 1, 65536, 0);
     g->taps = get_int(l, "ple.conv_kernel", 1, QWEN_MAX_TAPS, 0);
     g->dilation = 3; /* the n-gram size */
-    g->eos = get_int(l, "ple.eos_token_id", 0, INT32_MAX, -1);
+    g->eos = get_int(l, "ple.eos_token_id", 0, l->code ? 0 : m->model.n_vocab - 1, -1);
     get_array(l, "ple.layer_multipliers", g->multipliers, 3);
     get_array(l, "ple.head_vocab_sizes", g->sizes, (uint64_t)g->n_heads);
     get_array(l, "ple.head_offsets", g->offsets, (uint64_t)g->n_heads);
@@ -108,7 +108,7 @@ static void read_layer_kinds(struct loader *l, struct qwen4exp *m, int n_blocks)
         .n_heads = get_int(l, "attention.head_count", 1, 1024, 0),
         .kv_heads = get_int(l, "attention.head_count_kv", 1, 1024, 0),
         .dim = get_int(l, "attention.key_length", 32, ATTEND_MAX_DIM, 0),
-        .n_pairs = get_int(l, "rope.dimension_count", 2, ATTEND_MAX_DIM, 0) / 2,
+        .n_pairs = get_int(l, "rope.dimension_count", 2, ATTEND_MAX_DIM, 0),
         .index_heads = get_int(l, "attention.indexer.head_count", 1, 64, 0),
         .index_dim = get_int(l, "attention.indexer.key_length", 32, ATTEND_MAX_DIM, 0),
         .eps = m->eps,
@@ -117,6 +117,8 @@ static void read_layer_kinds(struct loader *l, struct qwen4exp *m, int n_blocks)
     require(l, get_int(l, "attention.value_length", 1, 4096, 0) == shape.dim || l->code, "attention.value_length differs from attention.key_length");
     require(l, shape.n_heads % shape.kv_heads == 0 && shape.n_heads / shape.kv_heads <= ATTEND_MAX_HEADS, "attention heads do not divide among the key heads");
     require(l, shape.dim % 32 == 0 && shape.index_dim % 32 == 0, "an attention head's width is not a multiple of 32");
+    require(l, shape.n_pairs % 2 == 0 || l->code, "rope.dimension_count is odd");
+    shape.n_pairs /= 2;
     require(l, 2 * shape.n_pairs <= shape.dim && 2 * shape.n_pairs <= shape.index_dim, "rope.dimension_count is larger than a head");
     for (int i = 0; !l->code && i < m->model.n_layers; i++) {
         struct qwen4exp_layer *layer = &m->layers[i];
@@ -139,7 +141,7 @@ static void read_shapes(struct loader *l, struct qwen4exp *m)
     const struct gguf_value *tokens = gguf_find(l->gguf, "tokenizer.ggml.tokens");
     if (!tokens)
         loader_fail(l, STRATA_E_FORMAT, "key tokenizer.ggml.tokens is missing");
-    else if (tokens->type != GGUF_ARRAY || tokens->count < 1 || tokens->count > 1 << 24)
+    else if (tokens->type != GGUF_ARRAY || tokens->element != GGUF_STRING || tokens->count < 1 || tokens->count > 1 << 24)
         loader_fail(l, STRATA_E_FORMAT, "key tokenizer.ggml.tokens is not a vocabulary");
     int n_blocks = get_int(l, "block_count", 1, 1024, 0), n_mtp = get_int(l, "nextn_predict_layers", 0, 1024, 0);
     if (!l->code && n_mtp >= n_blocks)
@@ -246,11 +248,21 @@ static void load_ngram(struct loader *l, struct qwen4exp *m)
     loader_taps(l, &g->conv, m->wide, g->taps, "blk.%d.ple_conv1d.weight", i);
 }
 
+/* Files of this architecture that are no model: a vocabulary, or the draft block alone. */
+static void refuse_parts(struct loader *l)
+{
+    bool first_block = false;
+    for (uint64_t i = 0; i < l->gguf->n_tensors; i++)
+        first_block |= strncmp(l->gguf->tensors[i].name, "blk.0.", 6) == 0;
+    if (!l->gguf->n_tensors)
+        loader_fail(l, STRATA_E_UNSUPPORTED, "this file has no tensors: a vocabulary, not a model");
+    else if (!first_block && gguf_find(l->gguf, "qwen4exp.nextn_predict_layers"))
+        loader_fail(l, STRATA_E_UNSUPPORTED, "this is an MTP draft sidecar, not a model: open the trunk's file");
+}
+
 static void load_tensors(struct loader *l, struct qwen4exp *m)
 {
     int expert_width = get_int(l, "expert_feed_forward_length", 1, 1 << 20, 0);
-    if (!l->code && !gguf_tensor_find(l->gguf, "blk.0.ffn_gate_inp.weight") && gguf_find(l->gguf, "qwen4exp.nextn_predict_layers"))
-        loader_fail(l, STRATA_E_UNSUPPORTED, "this is an MTP draft sidecar, not a model: open the trunk's file");
     loader_table(l, &m->embedding, m->model.n_vocab, m->model.hidden, "token_embd.weight");
     bool tied = !gguf_tensor_find(l->gguf, "output.weight");
     loader_matrix(l, &m->output, m->model.n_vocab, m->model.hidden, "%s", tied ? "token_embd.weight" : "output.weight");
@@ -281,6 +293,7 @@ int qwen4exp_load(struct model **out, const struct gguf *gguf, struct ops *ops, 
     m->model.arch = &model_qwen4exp;
     m->model.ops = ops;
     struct loader l = { .gguf = gguf, .arena = &m->arena, .dry = out == NULL, .error = error };
+    refuse_parts(&l);
     read_shapes(&l, m);
     if (!l.code && !l.dry)
         l.code = arena_create(&m->arena, loader_arena_bytes(gguf), "the weights", error);

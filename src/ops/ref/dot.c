@@ -88,14 +88,16 @@ static void dot_tiles(const struct quant_format *format, const uint8_t *tiles, s
     X(IQ4_NL) X(IQ3_S) X(IQ2_S) X(IQ4_XS) X(IQ1_M) X(MXFP4) X(NVFP4) X(Q1_0) X(Q2_0)
 FORMATS(DOT)
 
-/* A8 (rule 2): scale = amax/127, code = round-half-even(x * (127/amax)); a group below 1e-30 is all zero. */
+/* A8 (rule 2): scale = amax/127, code = round-half-even(x * (127/amax)); a group below 1e-30 is all zero. Magnitudes are compared as bit
+ * patterns, in which a NaN is the largest: it becomes the scale, and so every product, instead of vanishing. */
 static void quantize(const float *values, int width, int8_t *codes, float *scales, int32_t *sums)
 {
     for (int g = 0; g < width / 32; g++) {
         const float *x = values + 32 * g;
-        float amax = 0;
+        uint32_t most = 0;
         for (int c = 0; c < 32; c++)
-            amax = fabsf(x[c]) > amax ? fabsf(x[c]) : amax;
+            most = (float_bits(x[c]) & 0x7fffffff) > most ? float_bits(x[c]) & 0x7fffffff : most;
+        float amax = bits_float(most);
         bool empty = amax < 1e-30f;
         float inverse = empty ? 0.0f : 127.0f / amax;
         scales[g] = empty ? 0.0f : amax / 127.0f;

@@ -178,6 +178,7 @@ INLINE void tile_dot_avx2(const uint8_t *tile, int width, const struct dot_input
             for (int line = 0; line < f->group_bytes; line += 64)
                 _mm_prefetch((const char *)(tile + g * f->group_bytes + line + AHEAD), _MM_HINT_T0);
             half_tile_add(acc, f, tile, n, g, 0, in, n_rows, first + g);
+            __asm__ volatile("" ::: "memory"); /* or the compiler keeps the activations of the first half for the second, more than it has registers for */
             half_tile_add(acc, f, tile, n, g, 1, in, n_rows, first + g);
         }
         for (int t = 0; t < n_rows; t++)

@@ -2,13 +2,15 @@
 #include "ops/vector.h"
 #include "ops/x86/dot_avx2.h"
 
-INLINE __m256 magnitude(__m256 v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }
+/* Magnitudes are compared as bit patterns, in which a NaN is the largest: it must not vanish. */
+INLINE __m256i magnitude(__m256 v) { return _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v)); }
 
-INLINE float largest(__m256 v)
+INLINE float largest(__m256i v)
 {
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
+    return bits_float((uint32_t)_mm_cvtsi128_si32(m));
 }
 
 static void quantize(const float *values, int width, int8_t *codes, float *scales, int32_t *sums)
@@ -18,11 +20,11 @@ static void quantize(const float *values, int width, int8_t *codes, float *scale
     const __m256i natural = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m256i a8 = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     for (int g = 0; g < width / 32; g++) {
-        __m256 x[4], most = _mm256_setzero_ps();
-        __m256i code[4];
+        __m256 x[4];
+        __m256i code[4], most = _mm256_setzero_si256();
         for (int i = 0; i < 4; i++) {
             x[i] = _mm256_loadu_ps(values + 32 * g + 8 * i);
-            most = _mm256_max_ps(most, magnitude(x[i]));
+            most = _mm256_max_epu32(most, magnitude(x[i]));
         }
         float amax = largest(most);
         bool empty = amax < 1e-30f;

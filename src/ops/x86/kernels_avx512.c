@@ -14,7 +14,8 @@ static void quantize(const float *values, int width, int8_t *codes, float *scale
 {
     for (int g = 0; g < width / 32; g++) {
         __m512 low = _mm512_loadu_ps(values + 32 * g), high = _mm512_loadu_ps(values + 32 * g + 16);
-        float amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
+        /* As bit patterns, in which a NaN is the largest magnitude: it must not vanish. */
+        float amax = bits_float(_mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(low)), _mm512_castps_si512(_mm512_abs_ps(high)))));
         bool empty = amax < 1e-30f;
         scales[g] = empty ? 0.0f : amax / 127.0f;
         __m512 inverse = _mm512_set1_ps(empty ? 0.0f : 127.0f / amax);

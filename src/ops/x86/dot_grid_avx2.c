@@ -1,0 +1,277 @@
+/* The codebook formats. An entry of a codebook (8 weights, or 4 in IQ3) is looked up as 64 bits with ordinary loads, which are faster than gathers
+ * (8 entries of 4 bytes on a Zen 5: 1.3 ns, vpgatherdd 2.2 ns; older processors and Intel's after the downfall fix gather slower still). What an
+ * entry holds are not weights but 4-bit numbers, already where a vector wants them: those of columns j = 0, 1 in the low half, those of
+ * j = 2, 3 in the high half, byte q of a half for columns 4q .. 4q+3. The bytes that an entry does not use are zero, and it is read from an
+ * address that is i bytes too low to move it up by i bytes. So the entries of 16 columns of a row are put together by `or` alone.
+ *
+ * Signs come in the same way, by a lookup of four sign bits, and most formats turn number and sign into a biased code by a last lookup. */
+#include "ops/x86/dot_avx2.h"
+
+enum { IQ1_BIAS = 9, IQ2_BIAS = 43, IQ3XXS_BIAS = 31, IQ3S_BIAS = 15 }; /* what makes all codes positive */
+
+/* Element 0 is zeros, for the reads before element 1, which is the first entry. */
+static uint64_t lut_iq3xxs[257], lut_iq3s[513], lut_iq2xxs[257], lut_iq2xs[513], lut_iq2s[1025], lut_iq1[2049];
+
+/* Numbers of 16 columns of eight rows: planes[0] has columns j = 0 (low nibbles) and 1, planes[1] 2 and 3. index: `n` (2 or 4) a row. */
+INLINE void entries_load(const uint64_t *lut, const uint16_t *index, int n, __m256i planes[2])
+{
+    const char *first = (const char *)(lut + 1);
+    long long row[8];
+    for (int r = 0; r < 8; r++) {
+        uint64_t packed = 0, entry;
+        memcpy(&packed, index + n * r, (size_t)n * sizeof *index);
+        row[r] = 0;
+        for (int i = 0; i < n; i++) {
+            memcpy(&entry, first + 8 * (size_t)(uint16_t)(packed >> 16 * i) - 4 / n * i, 8);
+            row[r] |= (long long)entry;
+        }
+    }
+    __m256 some = _mm256_castsi256_ps(_mm256_setr_epi64x(row[0], row[1], row[4], row[5]));
+    __m256 others = _mm256_castsi256_ps(_mm256_setr_epi64x(row[2], row[3], row[6], row[7]));
+    planes[0] = _mm256_castps_si256(_mm256_shuffle_ps(some, others, 0x88));
+    planes[1] = _mm256_castps_si256(_mm256_shuffle_ps(some, others, 0xdd));
+}
+
+/* Sixteen bits as 16-bit numbers: 0 or `value`. */
+INLINE __m256i bits_load(const uint8_t *p, int value)
+{
+    const __m256i bit = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, -32768);
+    short bits;
+    memcpy(&bits, p, 2);
+    return _mm256_and_si256(_mm256_cmpeq_epi16(_mm256_and_si256(_mm256_set1_epi16(bits), bit), bit), _mm256_set1_epi16((short)value));
+}
+
+INLINE __m256i indexes_load(const uint8_t *p) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)); }
+
+/* Flips the bits `flip` of the numbers whose sign is set; signs: bit j of byte 4r + q, the other bits 0..3 likewise, bits 4..7 clear. */
+INLINE void signs_add(__m256i signs, int flip, __m256i planes[2])
+{
+    const int low = flip, high = flip << 4, both = low | high;
+#define EACH(a, b, c, d) (char)(a), (char)(b), (char)(c), (char)(d)
+    const __m128i first = _mm_setr_epi8(EACH(0, low, high, both), EACH(0, low, high, both), EACH(0, low, high, both), EACH(0, low, high, both));
+    const __m128i second = _mm_setr_epi8(EACH(0, 0, 0, 0), EACH(low, low, low, low), EACH(high, high, high, high), EACH(both, both, both, both));
+#undef EACH
+    planes[0] = _mm256_xor_si256(planes[0], _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(first), signs));
+    planes[1] = _mm256_xor_si256(planes[1], _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(second), signs));
+}
+
+/* sign7 with the eighth signs in their places (bits 11 and 15 of each 16-bit word), where the free bits were: the number of negative
+ * weights of eight is even. */
+INLINE __m256i sign7_complete(__m256i v)
+{
+    v = and_avx2(v, 0x77ff77ff);
+    __m256i parity = _mm256_xor_si256(v, _mm256_srli_epi16(v, 8)); /* of bits 0..3 and of bits 4..7 */
+    parity = _mm256_xor_si256(parity, _mm256_srli_epi16(parity, 2));
+    parity = _mm256_xor_si256(parity, _mm256_srli_epi16(parity, 1));
+    return _mm256_or_si256(v, _mm256_slli_epi16(and_avx2(parity, 0x00110011), 11));
+}
+
+/* s as 2s + 1, where s is the low four bits of each lane. */
+INLINE __m256i odd(__m256i s) { return _mm256_or_si256(and_avx2(_mm256_slli_epi32(s, 1), 0x1e), _mm256_set1_epi32(1)); }
+
+/* The scale in the free bits of sign7, bits 11, 15, 27, 31 of a lane. */
+INLINE __m256 sign7_scale(__m256i v)
+{
+    v = and_avx2(_mm256_srli_epi32(v, 11), 0x00110011);
+    v = _mm256_or_si256(v, _mm256_srli_epi32(v, 3));
+    v = _mm256_or_si256(v, _mm256_srli_epi32(v, 14));
+    return _mm256_cvtepi32_ps(odd(v));
+}
+
+INLINE __m256 halves_scaled(const uint8_t *p, float factor) { return _mm256_mul_ps(halves_load(p), _mm256_set1_ps(factor)); }
+
+/* The last lookup. Numbers of three bits, sign included, leave the top bit of each nibble clear, so that nothing need be masked off. */
+INLINE void nibbles_lookup(const __m256i planes[2], __m128i levels, __m256i code[4])
+{
+    __m256i table = _mm256_broadcastsi128_si256(levels);
+    for (int j = 0; j < 4; j++)
+        code[j] = _mm256_shuffle_epi8(table, j % 2 ? _mm256_srli_epi16(planes[j / 2], 4) : planes[j / 2]);
+}
+
+/* ---- IQ3 ---- */
+
+/* idx4 and hi4b (or NULL: eight-bit indexes) of half a group, as numbers with signs in codes of four bits. */
+INLINE void iq3_codes(const uint64_t *lut, const uint8_t *idx4, const uint8_t *hi4b, __m256i signs, int flip, __m256i code[4])
+{
+    uint16_t index[32] __attribute__((aligned(32)));
+    __m256i planes[2];
+    for (int i = 0; i < 2; i++) {
+        __m256i four_rows = indexes_load(idx4 + 16 * i);
+        if (hi4b)
+            four_rows = _mm256_or_si256(four_rows, bits_load(hi4b + 2 * i, 1 << 8));
+        _mm256_store_si256((__m256i *)(index + 16 * i), four_rows);
+    }
+    entries_load(lut, index, 4, planes);
+    signs_add(and_avx2(signs, 0x0f0f0f0f), flip, planes);
+    for (int j = 0; j < 4; j++)
+        code[j] = and_avx2(j % 2 ? _mm256_srli_epi16(planes[j / 2], 4) : planes[j / 2], 0x0f0f0f0f);
+}
+
+/* The magnitudes 2k + 1 are stored as 8 + k: flipping all four bits gives 7 - k, and twice either of them less 15 is the weight. */
+INLINE void group_iq3_s(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
+{
+    __m256i signs = load_avx2(strand + 1152 + 64 * g + 32 * y);
+    for (int h = 0; h < 2; h++)
+        iq3_codes(lut_iq3s, strand + 128 * g + 64 * h + 32 * y, strand + 1024 + 16 * g + 8 * h + 4 * y, h ? _mm256_srli_epi16(signs, 4) : signs, 15,
+                  w->code + 4 * h);
+    w->d[0] = _mm256_mul_ps(halves_load(strand + 1728 + 16 * y), _mm256_cvtepi32_ps(odd(nibs_load(strand + 1664 + 8 * g, y))));
+}
+DOT_AVX2(iq3_s, 256, 110, 15, IQ3S_BIAS, 2, PLAIN)
+
+/* All magnitudes are even, so their halves are looked up. */
+INLINE void group_iq3_xxs(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
+{
+    enum { B = IQ3XXS_BIAS };
+    const __m128i levels = _mm_setr_epi8(B + 2, B + 6, B + 10, B + 14, B + 18, B + 22, B + 26, B + 31, B - 2, B - 6, B - 10, B - 14, B - 18, B - 22, B - 26, B - 31);
+    __m256i sign7 = load_avx2(strand + 1024 + 64 * g + 32 * y), signs = sign7_complete(sign7);
+    for (int h = 0; h < 2; h++) {
+        iq3_codes(lut_iq3xxs, strand + 128 * g + 64 * h + 32 * y, NULL, h ? _mm256_srli_epi16(signs, 4) : signs, 8, w->code + 4 * h);
+        for (int j = 0; j < 4; j++)
+            w->code[4 * h + j] = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(levels), w->code[4 * h + j]);
+    }
+    w->d[0] = _mm256_mul_ps(halves_scaled(strand + 1536 + 16 * y, 0.25f), sign7_scale(sign7));
+}
+DOT_AVX2(iq3_xxs, 256, 98, 2 * IQ3XXS_BIAS, 2 * IQ3XXS_BIAS, 2, PLAIN)
+
+/* ---- IQ2 ---- */
+
+INLINE void planes_idx8(const uint64_t *lut, __m256i indexes, __m256i planes[2])
+{
+    uint16_t index[16] __attribute__((aligned(32)));
+    _mm256_store_si256((__m256i *)index, indexes);
+    entries_load(lut, index, 2, planes);
+}
+
+INLINE void iq2_codes(const uint64_t *lut, __m256i indexes, __m256i signs, __m256i code[4])
+{
+    enum { B = IQ2_BIAS };
+    const __m128i levels = _mm_setr_epi8(B + 8, B + 25, B + 43, 0, B - 8, B - 25, B - 43, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    __m256i planes[2];
+    planes_idx8(lut, indexes, planes);
+    signs_add(and_avx2(signs, 0x0f0f0f0f), 4, planes);
+    nibbles_lookup(planes, levels, code);
+}
+
+/* A byte with two 4-bit sub-scales s, each meaning 2s + 1. */
+INLINE void odd_scales(const uint8_t *p, __m256i scale[2])
+{
+    __m256i both = bytes_load(p);
+    scale[0] = twice(odd(both));
+    scale[1] = twice(odd(_mm256_srli_epi32(both, 4)));
+}
+
+INLINE void group_iq2_xxs(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
+{
+    __m256i sign7 = load_avx2(strand + 512 + 64 * g + 32 * y), signs = sign7_complete(sign7);
+    for (int h = 0; h < 2; h++)
+        iq2_codes(lut_iq2xxs, indexes_load(strand + 64 * g + 32 * h + 16 * y), h ? _mm256_srli_epi16(signs, 4) : signs, w->code + 4 * h);
+    w->d[0] = _mm256_mul_ps(halves_scaled(strand + 1024 + 16 * y, 0.125f), sign7_scale(sign7));
+}
+DOT_AVX2(iq2_xxs, 256, 66, 2 * IQ2_BIAS, IQ2_BIAS, 1, PLAIN)
+
+INLINE void group_iq2_xs(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
+{
+    __m256i sign7 = load_avx2(strand + 512 + 64 * g + 32 * y), signs = sign7_complete(sign7);
+    for (int h = 0; h < 2; h++) {
+        __m256i ninth = and_avx2(_mm256_srli_epi16(sign7, h ? 7 : 3), 0x01000100), low = indexes_load(strand + 64 * g + 32 * h + 16 * y);
+        iq2_codes(lut_iq2xs, _mm256_or_si256(low, ninth), h ? _mm256_srli_epi16(signs, 4) : signs, w->code + 4 * h);
+    }
+    odd_scales(strand + 1024 + 16 * g + 8 * y, w->scale);
+    w->d[0] = halves_scaled(strand + 1152 + 16 * y, 0.125f);
+}
+DOT_AVX2(iq2_xs, 256, 74, 2 * IQ2_BIAS, IQ2_BIAS, 1, HALVES)
+
+/* The indexes of half a group with the `bits` extra bits of hi8b. */
+INLINE __m256i indexes_hi8b(const uint8_t *idx8, const uint8_t *hi8b, int bits)
+{
+    __m256i indexes = indexes_load(idx8);
+    for (int b = 0; b < bits; b++)
+        indexes = _mm256_or_si256(indexes, bits_load(hi8b + 4 * b, 0x100 << b));
+    return indexes;
+}
+
+INLINE void group_iq2_s(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
+{
+    __m256i signs = load_avx2(strand + 640 + 64 * g + 32 * y);
+    for (int h = 0; h < 2; h++) {
+        __m256i indexes = indexes_hi8b(strand + 64 * g + 32 * h + 16 * y, strand + 512 + 16 * g + 8 * h + 2 * y, 2);
+        iq2_codes(lut_iq2s, indexes, h ? _mm256_srli_epi16(signs, 4) : signs, w->code + 4 * h);
+    }
+    odd_scales(strand + 1152 + 16 * g + 8 * y, w->scale);
+    w->d[0] = halves_scaled(strand + 1280 + 16 * y, 0.125f);
+}
+DOT_AVX2(iq2_s, 256, 82, 2 * IQ2_BIAS, IQ2_BIAS, 1, HALVES)
+
+/* ---- IQ1: codes are eighths, and what others call the sign is that of one eighth that is added to all weights of an entry ---- */
+
+/* negative: 16-bit words, all ones or zero. */
+INLINE void iq1_codes(const uint8_t *idx8, const uint8_t *hi8b, __m256i negative, __m256i code[4])
+{
+    enum { B = IQ1_BIAS };
+    const __m128i levels = _mm_setr_epi8(B - 7, B + 1, B + 9, 0, B - 9, B - 1, B + 7, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    __m256i planes[2];
+    planes_idx8(lut_iq1, indexes_hi8b(idx8, hi8b, 3), planes);
+    negative = and_avx2(negative, 0x44444444);
+    for (int i = 0; i < 2; i++)
+        planes[i] = _mm256_or_si256(planes[i], negative);
+    nibbles_lookup(planes, levels, code);
+}
+
+INLINE void group_iq1_s(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
+{
+    __m256i scale = nibs_load(strand + 704 + 8 * g, y), negative = _mm256_srai_epi32(_mm256_slli_epi32(scale, 28), 31);
+    for (int h = 0; h < 2; h++)
+        iq1_codes(strand + 64 * g + 32 * h + 16 * y, strand + 512 + 24 * g + 12 * h + 2 * y, negative, w->code + 4 * h);
+    w->d[0] = _mm256_mul_ps(halves_scaled(strand + 768 + 16 * y, 0.125f), _mm256_cvtepi32_ps(odd(and_avx2(scale, 7))));
+}
+DOT_AVX2(iq1_s, 256, 50, 2 * IQ1_BIAS, IQ1_BIAS, 1, PLAIN)
+
+INLINE void group_iq1_m(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
+{
+    const __m256i row_bit = _mm256_setr_epi32(0x10001, 0x20002, 0x40004, 0x80008, 0x100010, 0x200020, 0x400040, 0x800080);
+    for (int h = 0; h < 2; h++) {
+        iq1_codes(strand + 64 * g + 32 * h + 16 * y, strand + 512 + 24 * g + 12 * h + 2 * y, bits_load(strand + 704 + 8 * g + 4 * h + 2 * y, -1), w->code + 4 * h);
+        w->scale[h] = _mm256_set1_epi16(1);
+        for (int b = 0; b < 3; b++) {
+            __m256i bits = _mm256_set1_epi16(strand[768 + 12 * g + 6 * h + 2 * b + y]);
+            __m256i set = _mm256_cmpeq_epi16(_mm256_and_si256(bits, row_bit), row_bit);
+            w->scale[h] = _mm256_or_si256(w->scale[h], _mm256_and_si256(set, _mm256_set1_epi16((short)(2 << b))));
+        }
+    }
+    w->d[0] = halves_scaled(strand + 864 + 16 * y, 0.125f);
+}
+DOT_AVX2(iq1_m, 256, 56, 2 * IQ1_BIAS, IQ1_BIAS, 1, HALVES)
+
+/* ---- Tables ---- */
+
+static int number_iq1(int value) { return value + 1; }             /* -1, 0, 1 */
+static int number_iq2(int magnitude) { return magnitude / 16; }    /* 8, 25, 43 */
+static int number_iq3xxs(int magnitude) { return magnitude / 8; }  /* 4, 12 .. 52, 62 */
+static int number_iq3s(int magnitude) { return 8 + magnitude / 2; } /* 1, 3 .. 15 */
+
+/* grid: entries of `n` (4 or 8) weights, IQ1's signed ones. */
+static void lut_fill(const void *grid, int entries, int n, bool is_signed, int (*number)(int), uint64_t *lut)
+{
+    memset(lut, 0, ((size_t)entries + 1) * sizeof *lut);
+    for (int i = 0; i < entries * n; i++) {
+        int value = is_signed ? ((const int8_t *)grid)[i] : ((const uint8_t *)grid)[i], j = i % 4, q = i % n / 4;
+        lut[1 + i / n] |= (uint64_t)number(value) << (4 * (j % 2) + 32 * (j / 2) + 8 * q);
+    }
+}
+
+void dot_grid_avx2(struct kernels *k)
+{
+    lut_fill(quant_grid_iq3xxs, 256, 4, false, number_iq3xxs, lut_iq3xxs);
+    lut_fill(quant_grid_iq3s, 512, 4, false, number_iq3s, lut_iq3s);
+    lut_fill(quant_grid_iq2xxs, 256, 8, false, number_iq2, lut_iq2xxs);
+    lut_fill(quant_grid_iq2xs, 512, 8, false, number_iq2, lut_iq2xs);
+    lut_fill(quant_grid_iq2s, 1024, 8, false, number_iq2, lut_iq2s);
+    lut_fill(quant_grid_iq1s, 2048, 8, true, number_iq1, lut_iq1);
+    k->dot[QUANT_IQ3_S] = dot_iq3_s;
+    k->dot[QUANT_IQ3_XXS] = dot_iq3_xxs;
+    k->dot[QUANT_IQ2_XXS] = dot_iq2_xxs;
+    k->dot[QUANT_IQ2_XS] = dot_iq2_xs;
+    k->dot[QUANT_IQ2_S] = dot_iq2_s;
+    k->dot[QUANT_IQ1_S] = dot_iq1_s;
+    k->dot[QUANT_IQ1_M] = dot_iq1_m;
+}
