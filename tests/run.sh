@@ -132,7 +132,7 @@ node_packages() {
     local wanted=tests/node/package.json there=$build/node_modules/.strata-package.json
     cmp -s "$wanted" "$there" && return 0
     cp "$wanted" "$build/package.json" &&
-        (cd "$build" && timeout -k 5 "$limit_s" npm install --no-audit --no-fund --no-package-lock --ignore-scripts) >"$work/npm" 2>&1 &&
+        (cd "$build" && timeout -k 5 "$limit_s" npm install --no-audit --no-fund --no-package-lock --ignore-scripts --omit=optional) >"$work/npm" 2>&1 &&
         mkdir -p "$build/node_modules" && cp "$wanted" "$there"
 }
 

@@ -503,14 +503,13 @@ static int check_finite(struct model_window *w, const float *x, size_t n, const 
     if (w->m->model.ops->all_finite(w->m->model.ops, x, n) && !w->broken)
         return 0;
     return layer < 0 ? error_set(error, STRATA_E_NUMERIC, "%s at position %d is not finite: the weights are damaged", what, w->rows[0].position)
-                     : error_set(error, STRATA_E_NUMERIC, "%s after layer %d at position %d is not finite: the weights are damaged", what, layer, w->rows[0].position);
+                     : error_set(error, STRATA_E_NUMERIC, "%s in layer %d at position %d is not finite: the weights are damaged", what, layer, w->rows[0].position);
 }
 
 /* Logits of the rows that want them: they are gathered to the front, because the head is the largest matrix. */
 static void head_forward(struct model_window *w)
 {
     const struct qwen4exp *m = w->m;
-    struct ops *ops = m->model.ops;
     size_t width = (size_t)m->wide;
     int n = w->n, wanted = 0;
     for (int t = 0; t < n; t++) {
@@ -568,7 +567,7 @@ static int forward(struct model_window *w, const struct model_row *rows, int n, 
         read_streams(w, &layer->ffn_mix);
         ffn_forward(w, &layer->ffn);
         write_streams(w);
-        code = check_finite(w, w->residual, (size_t)n * width, "the residual", i, error);
+        code = check_finite(w, w->residual, (size_t)n * width, "a value", i, error);
         if (code)
             return code;
         if (probe)

@@ -1,35 +1,64 @@
-/* The codebook formats. An entry of a codebook (8 weights, or 4 in IQ3) is looked up as 64 bits with ordinary loads, which are faster than gathers
- * (8 entries of 4 bytes on a Zen 5: 1.3 ns, vpgatherdd 2.2 ns; older processors and Intel's after the downfall fix gather slower still). What an
- * entry holds are not weights but 4-bit numbers, already where a vector wants them: those of columns j = 0, 1 in the low half, those of
- * j = 2, 3 in the high half, byte q of a half for columns 4q .. 4q+3. The bytes that an entry does not use are zero, and it is read from an
- * address that is i bytes too low to move it up by i bytes. So the entries of 16 columns of a row are put together by `or` alone.
+/* The codebook formats. Entries of a codebook (8 weights, or 4 in IQ3) are looked up with ordinary loads, one after the other, which is faster
+ * than gathering (eight entries on a Zen 5: 1.4 ns, vpgatherdd 2.3 ns; older processors, and Intel's with the downfall fix, gather slower
+ * still). A table holds no weights but 4-bit numbers that stand for them, in 32 bits an entry: two columns a byte, so that few steps bring them
+ * to where quant/tile.h wants them.
  *
- * Signs come in the same way, by a lookup of four sign bits, and most formats turn number and sign into a biased code by a last lookup. */
+ * Signs come in by a lookup of four sign bits, and most formats turn number and sign into a biased code by a last lookup. */
 #include "ops/x86/dot_avx2.h"
 
 enum { IQ1_BIAS = 9, IQ2_BIAS = 43, IQ3XXS_BIAS = 31, IQ3S_BIAS = 15 }; /* what makes all codes positive */
 
-/* Element 0 is zeros, for the reads before element 1, which is the first entry. */
-static uint64_t lut_iq3xxs[257], lut_iq3s[513], lut_iq2xxs[257], lut_iq2xs[513], lut_iq2s[1025], lut_iq1[2049];
+static uint32_t lut_iq3xxs[256], lut_iq3s[512], lut_iq2xxs[256], lut_iq2xs[512], lut_iq2s[1024], lut_iq1[2048];
 
-/* Numbers of 16 columns of eight rows: planes[0] has columns j = 0 (low nibbles) and 1, planes[1] 2 and 3. index: `n` (2 or 4) a row. */
-INLINE void entries_load(const uint64_t *lut, const uint16_t *index, int n, __m256i planes[2])
+/* Indexes of `bits` (8 or 16) each, in words that stay in registers: through memory, bytes of what was just stored come slowly. */
+struct indexes { uint64_t word[8]; int bits; };
+
+INLINE uint64_t index_at(const struct indexes *x, int i)
 {
-    const char *first = (const char *)(lut + 1);
-    long long row[8];
-    for (int r = 0; r < 8; r++) {
-        uint64_t packed = 0, entry;
-        memcpy(&packed, index + n * r, (size_t)n * sizeof *index);
-        row[r] = 0;
-        for (int i = 0; i < n; i++) {
-            memcpy(&entry, first + 8 * (size_t)(uint16_t)(packed >> 16 * i) - 4 / n * i, 8);
-            row[r] |= (long long)entry;
-        }
+    uint64_t word = x->word[i * x->bits / 64] >> i * x->bits % 64;
+    return x->bits == 8 ? (uint8_t)word : (uint16_t)word;
+}
+
+INLINE struct indexes indexes_load(const uint8_t *p, int n)
+{
+    struct indexes x = { .bits = 8 };
+    memcpy(x.word, p, (size_t)n);
+    return x;
+}
+
+/* The same with more bits: `high` has them as they are in the indexes, 16 a vector. */
+INLINE struct indexes indexes_join(const uint8_t *p, int n, const __m256i *high)
+{
+    struct indexes x = { .bits = 16 };
+    for (int i = 0; i < n / 16; i++) {
+        __m256i v = _mm256_or_si256(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(p + 16 * i))), high[i]);
+        x.word[4 * i] = (uint64_t)_mm256_extract_epi64(v, 0);
+        x.word[4 * i + 1] = (uint64_t)_mm256_extract_epi64(v, 1);
+        x.word[4 * i + 2] = (uint64_t)_mm256_extract_epi64(v, 2);
+        x.word[4 * i + 3] = (uint64_t)_mm256_extract_epi64(v, 3);
     }
-    __m256 some = _mm256_castsi256_ps(_mm256_setr_epi64x(row[0], row[1], row[4], row[5]));
-    __m256 others = _mm256_castsi256_ps(_mm256_setr_epi64x(row[2], row[3], row[6], row[7]));
-    planes[0] = _mm256_castps_si256(_mm256_shuffle_ps(some, others, 0x88));
-    planes[1] = _mm256_castps_si256(_mm256_shuffle_ps(some, others, 0xdd));
+    return x;
+}
+
+/* Entries of eight rows, whose indexes are `step` apart. */
+INLINE __m256i entries_load(const uint32_t *lut, const struct indexes *x, int first, int step)
+{
+    __m128i four[2];
+    for (int i = 0; i < 2; i++, first += 4 * step) {
+        four[i] = _mm_cvtsi32_si128((int)lut[index_at(x, first)]);
+        four[i] = _mm_insert_epi32(four[i], (int)lut[index_at(x, first + step)], 1);
+        four[i] = _mm_insert_epi32(four[i], (int)lut[index_at(x, first + 2 * step)], 2);
+        four[i] = _mm_insert_epi32(four[i], (int)lut[index_at(x, first + 3 * step)], 3);
+    }
+    return _mm256_set_m128i(four[1], four[0]);
+}
+
+/* Numbers of 16 columns of eight rows: byte 4r + q of planes[0] has columns 4q (low nibble) and 4q + 1, planes[1] 4q + 2 and 4q + 3. pair[i]
+ * has those of q = 2i and 2i + 1, planes[0]'s in its low 16 bits. */
+INLINE void planes_join(const __m256i pair[2], __m256i planes[2])
+{
+    planes[0] = _mm256_blend_epi16(pair[0], _mm256_slli_epi32(pair[1], 16), 0xaa);
+    planes[1] = _mm256_blend_epi16(_mm256_srli_epi32(pair[0], 16), pair[1], 0xaa);
 }
 
 /* Sixteen bits as 16-bit numbers: 0 or `value`. */
@@ -40,8 +69,6 @@ INLINE __m256i bits_load(const uint8_t *p, int value)
     memcpy(&bits, p, 2);
     return _mm256_and_si256(_mm256_cmpeq_epi16(_mm256_and_si256(_mm256_set1_epi16(bits), bit), bit), _mm256_set1_epi16((short)value));
 }
-
-INLINE __m256i indexes_load(const uint8_t *p) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 
 /* Flips the bits `flip` of the numbers whose sign is set; signs: bit j of byte 4r + q, the other bits 0..3 likewise, bits 4..7 clear. */
 INLINE void signs_add(__m256i signs, int flip, __m256i planes[2])
@@ -90,18 +117,13 @@ INLINE void nibbles_lookup(const __m256i planes[2], __m128i levels, __m256i code
 
 /* ---- IQ3 ---- */
 
-/* idx4 and hi4b (or NULL: eight-bit indexes) of half a group, as numbers with signs in codes of four bits. */
-INLINE void iq3_codes(const uint64_t *lut, const uint8_t *idx4, const uint8_t *hi4b, __m256i signs, int flip, __m256i code[4])
+/* Numbers with signs of half a group, in codes of four bits. */
+INLINE void iq3_codes(const uint32_t *lut, const struct indexes *x, __m256i signs, int flip, __m256i code[4])
 {
-    uint16_t index[32] __attribute__((aligned(32)));
-    __m256i planes[2];
-    for (int i = 0; i < 2; i++) {
-        __m256i four_rows = indexes_load(idx4 + 16 * i);
-        if (hi4b)
-            four_rows = _mm256_or_si256(four_rows, bits_load(hi4b + 2 * i, 1 << 8));
-        _mm256_store_si256((__m256i *)(index + 16 * i), four_rows);
-    }
-    entries_load(lut, index, 4, planes);
+    __m256i pair[2], planes[2];
+    for (int i = 0; i < 2; i++)
+        pair[i] = _mm256_or_si256(entries_load(lut, x, 2 * i, 4), _mm256_slli_epi32(entries_load(lut, x, 2 * i + 1, 4), 8));
+    planes_join(pair, planes);
     signs_add(and_avx2(signs, 0x0f0f0f0f), flip, planes);
     for (int j = 0; j < 4; j++)
         code[j] = and_avx2(j % 2 ? _mm256_srli_epi16(planes[j / 2], 4) : planes[j / 2], 0x0f0f0f0f);
@@ -111,9 +133,13 @@ INLINE void iq3_codes(const uint64_t *lut, const uint8_t *idx4, const uint8_t *h
 INLINE void group_iq3_s(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
 {
     __m256i signs = load_avx2(strand + 1152 + 64 * g + 32 * y);
-    for (int h = 0; h < 2; h++)
-        iq3_codes(lut_iq3s, strand + 128 * g + 64 * h + 32 * y, strand + 1024 + 16 * g + 8 * h + 4 * y, h ? _mm256_srli_epi16(signs, 4) : signs, 15,
-                  w->code + 4 * h);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        const uint8_t *ninth = strand + 1024 + 16 * g + 8 * h + 4 * y;
+        const __m256i high[2] = { bits_load(ninth, 0x100), bits_load(ninth + 2, 0x100) };
+        const struct indexes x = indexes_join(strand + 128 * g + 64 * h + 32 * y, 32, high);
+        iq3_codes(lut_iq3s, &x, h ? _mm256_srli_epi16(signs, 4) : signs, 15, w->code + 4 * h);
+    }
     w->d[0] = _mm256_mul_ps(halves_load(strand + 1728 + 16 * y), _mm256_cvtepi32_ps(odd(nibs_load(strand + 1664 + 8 * g, y))));
 }
 DOT_AVX2(iq3_s, 256, 110, 15, IQ3S_BIAS, 2, PLAIN)
@@ -124,8 +150,10 @@ INLINE void group_iq3_xxs(const uint8_t *strand, int n, int g, int y, struct gro
     enum { B = IQ3XXS_BIAS };
     const __m128i levels = _mm_setr_epi8(B + 2, B + 6, B + 10, B + 14, B + 18, B + 22, B + 26, B + 31, B - 2, B - 6, B - 10, B - 14, B - 18, B - 22, B - 26, B - 31);
     __m256i sign7 = load_avx2(strand + 1024 + 64 * g + 32 * y), signs = sign7_complete(sign7);
+#pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-        iq3_codes(lut_iq3xxs, strand + 128 * g + 64 * h + 32 * y, NULL, h ? _mm256_srli_epi16(signs, 4) : signs, 8, w->code + 4 * h);
+        const struct indexes x = indexes_load(strand + 128 * g + 64 * h + 32 * y, 32);
+        iq3_codes(lut_iq3xxs, &x, h ? _mm256_srli_epi16(signs, 4) : signs, 8, w->code + 4 * h);
         for (int j = 0; j < 4; j++)
             w->code[4 * h + j] = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(levels), w->code[4 * h + j]);
     }
@@ -135,19 +163,13 @@ DOT_AVX2(iq3_xxs, 256, 98, 2 * IQ3XXS_BIAS, 2 * IQ3XXS_BIAS, 2, PLAIN)
 
 /* ---- IQ2 ---- */
 
-INLINE void planes_idx8(const uint64_t *lut, __m256i indexes, __m256i planes[2])
-{
-    uint16_t index[16] __attribute__((aligned(32)));
-    _mm256_store_si256((__m256i *)index, indexes);
-    entries_load(lut, index, 2, planes);
-}
-
-INLINE void iq2_codes(const uint64_t *lut, __m256i indexes, __m256i signs, __m256i code[4])
+INLINE void iq2_codes(const uint32_t *lut, const struct indexes *x, __m256i signs, __m256i code[4])
 {
     enum { B = IQ2_BIAS };
     const __m128i levels = _mm_setr_epi8(B + 8, B + 25, B + 43, 0, B - 8, B - 25, B - 43, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m256i pair[2] = { entries_load(lut, x, 0, 2), entries_load(lut, x, 1, 2) };
     __m256i planes[2];
-    planes_idx8(lut, indexes, planes);
+    planes_join(pair, planes);
     signs_add(and_avx2(signs, 0x0f0f0f0f), 4, planes);
     nibbles_lookup(planes, levels, code);
 }
@@ -163,8 +185,11 @@ INLINE void odd_scales(const uint8_t *p, __m256i scale[2])
 INLINE void group_iq2_xxs(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
 {
     __m256i sign7 = load_avx2(strand + 512 + 64 * g + 32 * y), signs = sign7_complete(sign7);
-    for (int h = 0; h < 2; h++)
-        iq2_codes(lut_iq2xxs, indexes_load(strand + 64 * g + 32 * h + 16 * y), h ? _mm256_srli_epi16(signs, 4) : signs, w->code + 4 * h);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        const struct indexes x = indexes_load(strand + 64 * g + 32 * h + 16 * y, 16);
+        iq2_codes(lut_iq2xxs, &x, h ? _mm256_srli_epi16(signs, 4) : signs, w->code + 4 * h);
+    }
     w->d[0] = _mm256_mul_ps(halves_scaled(strand + 1024 + 16 * y, 0.125f), sign7_scale(sign7));
 }
 DOT_AVX2(iq2_xxs, 256, 66, 2 * IQ2_BIAS, IQ2_BIAS, 1, PLAIN)
@@ -172,30 +197,34 @@ DOT_AVX2(iq2_xxs, 256, 66, 2 * IQ2_BIAS, IQ2_BIAS, 1, PLAIN)
 INLINE void group_iq2_xs(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
 {
     __m256i sign7 = load_avx2(strand + 512 + 64 * g + 32 * y), signs = sign7_complete(sign7);
+#pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-        __m256i ninth = and_avx2(_mm256_srli_epi16(sign7, h ? 7 : 3), 0x01000100), low = indexes_load(strand + 64 * g + 32 * h + 16 * y);
-        iq2_codes(lut_iq2xs, _mm256_or_si256(low, ninth), h ? _mm256_srli_epi16(signs, 4) : signs, w->code + 4 * h);
+        const __m256i ninth = and_avx2(_mm256_srli_epi16(sign7, h ? 7 : 3), 0x01000100);
+        const struct indexes x = indexes_join(strand + 64 * g + 32 * h + 16 * y, 16, &ninth);
+        iq2_codes(lut_iq2xs, &x, h ? _mm256_srli_epi16(signs, 4) : signs, w->code + 4 * h);
     }
     odd_scales(strand + 1024 + 16 * g + 8 * y, w->scale);
     w->d[0] = halves_scaled(strand + 1152 + 16 * y, 0.125f);
 }
 DOT_AVX2(iq2_xs, 256, 74, 2 * IQ2_BIAS, IQ2_BIAS, 1, HALVES)
 
-/* The indexes of half a group with the `bits` extra bits of hi8b. */
-INLINE __m256i indexes_hi8b(const uint8_t *idx8, const uint8_t *hi8b, int bits)
+/* The bits of hi8b as high bits of indexes. */
+INLINE __m256i hi8b_load(const uint8_t *p, int bits)
 {
-    __m256i indexes = indexes_load(idx8);
-    for (int b = 0; b < bits; b++)
-        indexes = _mm256_or_si256(indexes, bits_load(hi8b + 4 * b, 0x100 << b));
-    return indexes;
+    __m256i high = bits_load(p, 0x100);
+    for (int b = 1; b < bits; b++)
+        high = _mm256_or_si256(high, bits_load(p + 4 * b, 0x100 << b));
+    return high;
 }
 
 INLINE void group_iq2_s(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
 {
     __m256i signs = load_avx2(strand + 640 + 64 * g + 32 * y);
+#pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-        __m256i indexes = indexes_hi8b(strand + 64 * g + 32 * h + 16 * y, strand + 512 + 16 * g + 8 * h + 2 * y, 2);
-        iq2_codes(lut_iq2s, indexes, h ? _mm256_srli_epi16(signs, 4) : signs, w->code + 4 * h);
+        const __m256i high = hi8b_load(strand + 512 + 16 * g + 8 * h + 2 * y, 2);
+        const struct indexes x = indexes_join(strand + 64 * g + 32 * h + 16 * y, 16, &high);
+        iq2_codes(lut_iq2s, &x, h ? _mm256_srli_epi16(signs, 4) : signs, w->code + 4 * h);
     }
     odd_scales(strand + 1152 + 16 * g + 8 * y, w->scale);
     w->d[0] = halves_scaled(strand + 1280 + 16 * y, 0.125f);
@@ -209,8 +238,11 @@ INLINE void iq1_codes(const uint8_t *idx8, const uint8_t *hi8b, __m256i negative
 {
     enum { B = IQ1_BIAS };
     const __m128i levels = _mm_setr_epi8(B - 7, B + 1, B + 9, 0, B - 9, B - 1, B + 7, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m256i high = hi8b_load(hi8b, 3);
+    const struct indexes x = indexes_join(idx8, 16, &high);
+    const __m256i pair[2] = { entries_load(lut_iq1, &x, 0, 2), entries_load(lut_iq1, &x, 1, 2) };
     __m256i planes[2];
-    planes_idx8(lut_iq1, indexes_hi8b(idx8, hi8b, 3), planes);
+    planes_join(pair, planes);
     negative = and_avx2(negative, 0x44444444);
     for (int i = 0; i < 2; i++)
         planes[i] = _mm256_or_si256(planes[i], negative);
@@ -220,6 +252,7 @@ INLINE void iq1_codes(const uint8_t *idx8, const uint8_t *hi8b, __m256i negative
 INLINE void group_iq1_s(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
 {
     __m256i scale = nibs_load(strand + 704 + 8 * g, y), negative = _mm256_srai_epi32(_mm256_slli_epi32(scale, 28), 31);
+#pragma GCC unroll 2
     for (int h = 0; h < 2; h++)
         iq1_codes(strand + 64 * g + 32 * h + 16 * y, strand + 512 + 24 * g + 12 * h + 2 * y, negative, w->code + 4 * h);
     w->d[0] = _mm256_mul_ps(halves_scaled(strand + 768 + 16 * y, 0.125f), _mm256_cvtepi32_ps(odd(and_avx2(scale, 7))));
@@ -229,6 +262,7 @@ DOT_AVX2(iq1_s, 256, 50, 2 * IQ1_BIAS, IQ1_BIAS, 1, PLAIN)
 INLINE void group_iq1_m(const uint8_t *strand, int n, int g, int y, struct group_avx2 *w)
 {
     const __m256i row_bit = _mm256_setr_epi32(0x10001, 0x20002, 0x40004, 0x80008, 0x100010, 0x200020, 0x400040, 0x800080);
+#pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
         iq1_codes(strand + 64 * g + 32 * h + 16 * y, strand + 512 + 24 * g + 12 * h + 2 * y, bits_load(strand + 704 + 8 * g + 4 * h + 2 * y, -1), w->code + 4 * h);
         w->scale[h] = _mm256_set1_epi16(1);
@@ -250,12 +284,12 @@ static int number_iq3xxs(int magnitude) { return magnitude / 8; }  /* 4, 12 .. 5
 static int number_iq3s(int magnitude) { return 8 + magnitude / 2; } /* 1, 3 .. 15 */
 
 /* grid: entries of `n` (4 or 8) weights, IQ1's signed ones. */
-static void lut_fill(const void *grid, int entries, int n, bool is_signed, int (*number)(int), uint64_t *lut)
+static void lut_fill(const void *grid, int entries, int n, bool is_signed, int (*number)(int), uint32_t *lut)
 {
-    memset(lut, 0, ((size_t)entries + 1) * sizeof *lut);
+    memset(lut, 0, (size_t)entries * sizeof *lut);
     for (int i = 0; i < entries * n; i++) {
         int value = is_signed ? ((const int8_t *)grid)[i] : ((const uint8_t *)grid)[i], j = i % 4, q = i % n / 4;
-        lut[1 + i / n] |= (uint64_t)number(value) << (4 * (j % 2) + 32 * (j / 2) + 8 * q);
+        lut[i / n] |= (uint32_t)number(value) << (4 * (j % 2) + 16 * (j / 2) + 8 * q);
     }
 }
 

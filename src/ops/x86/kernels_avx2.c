@@ -1,4 +1,5 @@
 /* The AVX2 step of the ladder, and the quantization of activations. */
+#include "base/half.h"
 #include "ops/vector.h"
 #include "ops/x86/dot_avx2.h"
 
