@@ -1,7 +1,7 @@
 /* The protocol. A job is published by storing its fields and then bumping `ticket`; workers that see a new ticket claim items.
- * `claim` holds (ticket << 32 | next item), so a worker that wakes late cannot take an item of a later job: its compare-and-swap
- * fails because the ticket half differs. `done` counts finished items; the caller waits for n_items of them. The fields of a job
- * are rewritten only when all its items are done, and a worker reads them only after a successful claim of that very job. */
+ * `claim` holds (ticket << 32 | items left), so a worker that wakes late cannot take an item of a later job (its compare-and-swap fails,
+ * because the ticket half differs) nor one too many of its own (nothing is left). `done` counts finished items; the caller waits for all.
+ * The fields of a job are rewritten only when all its items are done, and a worker reads them only while it holds an unfinished one. */
 #include "base/pool.h"
 
 #include <hwloc.h>
@@ -20,13 +20,13 @@ struct pool {
     pthread_t *workers; /* [n_threads - 1] */
     int n_started;
 
-    _Alignas(64) _Atomic uint64_t claim; /* ticket << 32 | next item */
+    _Alignas(64) _Atomic uint64_t claim; /* ticket << 32 | items left */
     _Alignas(64) _Atomic uint32_t done;
     _Alignas(64) _Atomic uint32_t ticket; /* the futex word */
     _Atomic uint32_t sleepers;
     _Atomic bool stopping;
 
-    _Atomic uint32_t n_items;
+    uint32_t n_items;
     pool_fn *fn;
     void *context;
 };
@@ -45,12 +45,12 @@ static void work_on(struct pool *pool, uint32_t ticket)
 {
     uint64_t claim = atomic_load_explicit(&pool->claim, memory_order_acquire);
     for (;;) {
-        uint32_t item = (uint32_t)claim;
-        if ((uint32_t)(claim >> 32) != ticket || item >= atomic_load_explicit(&pool->n_items, memory_order_relaxed))
+        uint32_t left = (uint32_t)claim;
+        if ((uint32_t)(claim >> 32) != ticket || left == 0)
             return;
-        if (!atomic_compare_exchange_weak_explicit(&pool->claim, &claim, claim + 1, memory_order_acq_rel, memory_order_acquire))
+        if (!atomic_compare_exchange_weak_explicit(&pool->claim, &claim, claim - 1, memory_order_acq_rel, memory_order_acquire))
             continue;
-        pool->fn(pool->context, (int)item);
+        pool->fn(pool->context, (int)(pool->n_items - left));
         atomic_fetch_add_explicit(&pool->done, 1, memory_order_release);
         claim = atomic_load_explicit(&pool->claim, memory_order_acquire);
     }
@@ -96,9 +96,9 @@ void pool_run(struct pool *pool, int n_items, pool_fn *fn, void *context)
     uint32_t ticket = atomic_load_explicit(&pool->ticket, memory_order_relaxed) + 1;
     pool->fn = fn;
     pool->context = context;
-    atomic_store_explicit(&pool->n_items, (uint32_t)n_items, memory_order_relaxed);
+    pool->n_items = (uint32_t)n_items;
     atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
-    atomic_store_explicit(&pool->claim, (uint64_t)ticket << 32, memory_order_release);
+    atomic_store_explicit(&pool->claim, (uint64_t)ticket << 32 | (uint32_t)n_items, memory_order_release);
     publish(pool);
     work_on(pool, ticket);
     for (int i = 0; atomic_load_explicit(&pool->done, memory_order_acquire) < (uint32_t)n_items; i++) {

@@ -78,7 +78,7 @@ static int bench(const struct bench *b, struct strata_error *error)
     if (!ids)
         code = error_set(error, STRATA_E_MEMORY, "out of memory");
     for (int i = 0; ids && i < b->prompt; i++) /* a fixed sequence over the ordinary tokens */
-        ids[i] = (int32_t)((uint64_t)(i + 1) * 2654435761u % (uint64_t)(info.n_vocab * 9 / 10));
+        ids[i] = (int32_t)((uint64_t)(i + 1) * 2654435761u % (uint64_t)(info.n_vocab < 2 ? 1 : info.n_vocab * 9LL / 10));
     for (int r = 0; !code && r < b->runs; r++)
         code = measure(engine, b, ids, &prompt[r], &decode[r], error);
     if (!code) {

@@ -15,8 +15,20 @@ int cli_fail(const struct strata_error *error)
 {
     if (error->code == STRATA_E_STOPPED)
         return CLI_STOPPED;
-    fprintf(stderr, "strata: %s\n", error->text);
+    fputs("strata: ", stderr); /* the sentence may quote a file */
+    cli_print_text(stderr, error->text, strlen(error->text));
+    fputc('\n', stderr);
     return CLI_FAILED;
+}
+
+void cli_print_text(FILE *out, const char *text, size_t length)
+{
+    for (size_t i = 0; i < length; i++) {
+        unsigned char c = (unsigned char)text[i], next = i + 1 < length ? (unsigned char)text[i + 1] : 0;
+        bool wide = c == 0xc2 && next >= 0x80 && next < 0xa0; /* U+0080 to U+009F in UTF-8: some terminals obey them */
+        putc(c < 32 || c == 127 || wide ? ' ' : c, out);
+        i += wide;
+    }
 }
 
 int cli_usage(const char *command, const char *format, ...)
@@ -91,6 +103,13 @@ bool cli_progress(void *context, double part)
         }
         fflush(stderr);
     }
+    return !interrupted;
+}
+
+bool cli_silent_progress(void *context, double part)
+{
+    (void)context;
+    (void)part;
     return !interrupted;
 }
 

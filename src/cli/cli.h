@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 
+#include <stdio.h>
+
 int cli_run(int argc, char **argv);
 int cli_info(int argc, char **argv);
 int cli_bench(int argc, char **argv);
@@ -18,6 +20,8 @@ enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_STOPPED = 130 };
 
 /* Prints "strata: " and the sentence; returns the exit code. */
 int cli_fail(const struct strata_error *error);
+/* Prints text of a file so that it cannot harm a terminal: control characters become spaces. */
+void cli_print_text(FILE *out, const char *text, size_t length);
 /* Prints the sentence and where help is; returns CLI_USAGE. */
 int cli_usage(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -32,6 +36,8 @@ bool cli_interrupted(void);
 /* A progress bar on stderr if that is a terminal, else nothing. `label` is what is being done. Returns false after Ctrl-C. Suits the
  * callbacks of strata.h: `context` is the label. */
 bool cli_progress(void *context, double part);
+/* The same without the bar: only notices Ctrl-C. */
+bool cli_silent_progress(void *context, double part);
 
 double cli_seconds(void);                /* a monotonic clock */
 double cli_peak_memory_mb(void);         /* of this process, MB (10^6 bytes) */

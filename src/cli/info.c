@@ -14,11 +14,10 @@ static const char help[] = "Usage: strata info FILE [--tensors] [--all]\n"
                            "      --tensors   every tensor: name, type, shape, size\n"
                            "      --all       metadata arrays in full\n";
 
-/* Text that cannot harm a terminal: control characters and the rest of long strings are left out. */
+/* The rest of long strings is left out. */
 static void print_text(const char *text, uint64_t length, uint64_t limit)
 {
-    for (uint64_t i = 0; i < length && i < limit; i++)
-        putchar((unsigned char)text[i] < 32 || text[i] == 127 ? ' ' : text[i]);
+    cli_print_text(stdout, text, (size_t)(length < limit ? length : limit));
     if (length > limit)
         printf("... (%" PRIu64 " bytes)", length);
 }
@@ -104,7 +103,10 @@ static void print_tensors(const struct gguf *gguf)
         char shape[100] = "", text[32];
         for (int d = t->n_dims - 1; d >= 0; d--)
             snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "%s%" PRId64, *shape ? " x " : "", t->dims[d]);
-        printf("  %-44s %-8s %-24s %10s\n", t->name, quant_type_name(t->type), shape, cli_bytes(text, (double)t->bytes));
+        printf("  ");
+        cli_print_text(stdout, t->name, strlen(t->name));
+        printf("%*s %-8s %-24s %10s\n", strlen(t->name) < 44 ? 44 - (int)strlen(t->name) : 0, "", quant_type_name(t->type), shape,
+               cli_bytes(text, (double)t->bytes));
     }
 }
 
@@ -134,7 +136,10 @@ int cli_info(int argc, char **argv)
     if (tensors)
         print_tensors(gguf);
     bool runs = model_check(gguf, &error) == 0;
-    printf(runs ? "Strata runs this file.\n" : "Strata cannot run this file: %s.\n", error.text);
+    printf(runs ? "Strata runs this file" : "Strata cannot run this file: ");
+    if (!runs)
+        cli_print_text(stdout, error.text, strlen(error.text));
+    printf(".\n");
     gguf_close(gguf);
     return CLI_OK;
 }

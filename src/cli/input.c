@@ -1,5 +1,7 @@
 #include "cli/input.h"
 
+#include "cli/cli.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +34,8 @@ int input_text(const char *text, const char *file, char **out, size_t *length, s
     int code = 0;
     if (!data)
         code = error_set(error, STRATA_E_MEMORY, "out of memory for the prompt");
+    else if (cli_interrupted())
+        code = error_set(error, STRATA_E_STOPPED, "stopped");
     else if (ferror(in))
         code = error_set(error, STRATA_E_IO, "cannot read %s: %s", file ? file : "the prompt from stdin", strerror(errno));
     else if (used >= MAX_INPUT)

@@ -1,7 +1,8 @@
 #include "cli/cli.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <locale.h>
-#include <stdio.h>
 #include <string.h>
 
 static const struct { const char *name; int (*main)(int, char **); const char *summary; } commands[] = {
@@ -21,8 +22,28 @@ static void print_help(FILE *out)
     fprintf(out, "\n'strata COMMAND --help' explains a command.\nExit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C.\n");
 }
 
+/* A program started with stdin, stdout or stderr closed would get its next file in that place, and print into it. A file that cannot be
+ * used that way takes the place: what is printed then fails, as it should. */
+static void fill_closed_places(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+}
+
+/* Results that did not arrive (a full disk) are a failure, whatever the command says. */
+static int finish(int code)
+{
+    if ((fflush(stdout) || ferror(stdout)) && code == CLI_OK) {
+        struct strata_error error;
+        return error_set(&error, STRATA_E_IO, "cannot write the output: %s", strerror(errno)) ? cli_fail(&error) : code;
+    }
+    return code;
+}
+
 int main(int argc, char **argv)
 {
+    fill_closed_places();
     setlocale(LC_CTYPE, "");
     if (argc < 2) {
         print_help(stderr);
@@ -30,10 +51,10 @@ int main(int argc, char **argv)
     }
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
         print_help(stdout);
-        return CLI_OK;
+        return finish(CLI_OK);
     }
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (!strcmp(argv[1], commands[i].name))
-            return commands[i].main(argc - 1, argv + 1);
+            return finish(commands[i].main(argc - 1, argv + 1));
     return cli_usage("", "'%s' is not a command", argv[1]);
 }

@@ -44,7 +44,7 @@ static const char help[] =
 struct run {
     const char *model, *prompt, *file;
     long long n_tokens, context, threads, window;
-    bool special, show_special, ignore_eos, quiet, hash, hash_layers, seeded;
+    bool special, show_special, ignore_eos, quiet, hash, hash_layers, seeded, help;
     enum strata_kv kv;
     struct sample_params sample;
     struct gguf *gguf;
@@ -84,7 +84,7 @@ static int parse(struct run *run, int argc, char **argv)
         case 'n': ok = cli_integer("run", "-n", optarg, 0, 1 << 24, &run->n_tokens); break;
         case 'c': ok = cli_integer("run", "-c", optarg, 1, 1 << 24, &run->context); break;
         case 'q': run->quiet = true; break;
-        case 'h': fputs(help, stdout); exit(CLI_OK);
+        case 'h': fputs(help, stdout); run->help = true; return CLI_OK;
         case OPT_SPECIAL: run->special = true; break;
         case OPT_SHOW_SPECIAL: run->show_special = true; break;
         case OPT_IGNORE_EOS: run->ignore_eos = true; break;
@@ -169,9 +169,9 @@ static void print_hash(const struct run *run, const struct strata_info *info, in
 static int read_prompt(struct run *run, const struct strata_info *info, const int32_t *ids, int n, struct strata_error *error)
 {
     if (!run->hash)
-        return strata_session_sync(run->session, ids, n, (int)run->window, run->quiet ? NULL : cli_progress, "reading the prompt", error);
+        return strata_session_sync(run->session, ids, n, (int)run->window, run->quiet ? cli_silent_progress : cli_progress, "reading the prompt", error);
     int code = 0;
-    for (int i = 1; !code && i <= n && !cli_interrupted(); i++) {
+    for (int i = 1; !code && i <= n && !cli_interrupted() && !ferror(stdout); i++) {
         code = strata_session_sync(run->session, ids, i, 1, NULL, NULL, error);
         if (!code)
             print_hash(run, info, i - 1);
@@ -188,7 +188,7 @@ static int write_text(struct run *run, const struct strata_info *info, struct st
     if (!out)
         return error_set(error, STRATA_E_MEMORY, "out of memory");
     int written = 0, code = 0;
-    while (written < run->n_tokens && strata_session_length(run->session) < run->context && !cli_interrupted()) {
+    while (written < run->n_tokens && strata_session_length(run->session) < run->context && !cli_interrupted() && !ferror(stdout)) {
         int length = strata_session_length(run->session);
         int32_t token = sample_token(run->sampler, &run->sample, strata_session_logits(run->session), info->n_vocab, strata_session_tokens(run->session),
                                      (size_t)length, (uint64_t)length);
@@ -231,7 +231,7 @@ static int run_model(struct run *run, struct strata_error *error)
     code = gguf_get_bool(run->gguf, "strata.synthetic", &synthetic, error);
     if (code >= 0)
         code = apply_hints(run, error);
-    struct strata_options engine_options = { (int)run->threads, run->quiet ? NULL : cli_progress, "loading" };
+    struct strata_options engine_options = { (int)run->threads, run->quiet ? cli_silent_progress : cli_progress, "loading" };
     if (code >= 0)
         code = strata_engine_open(&run->engine, run->model, &engine_options, error);
     if (code >= 0)
@@ -259,7 +259,7 @@ static int run_model(struct run *run, struct strata_error *error)
         ids[n++] = vocabulary->bos >= 0 ? vocabulary->bos : vocabulary->eos;
     }
     if (!run->context)
-        run->context = info.max_context < 8192 ? info.max_context : n + run->n_tokens < 8192 ? 8192 : n + run->n_tokens;
+        run->context = run->n_tokens < 0 || n + run->n_tokens < 8192 ? 8192 : n + run->n_tokens;
     if (run->context > info.max_context)
         run->context = info.max_context;
     if (n > run->context) {
@@ -305,7 +305,7 @@ int cli_run(int argc, char **argv)
 {
     struct run run = { .n_tokens = -1, .window = STRATA_MAX_ROWS };
     int exit_code = parse(&run, argc, argv);
-    if (exit_code)
+    if (exit_code || run.help)
         return exit_code;
     cli_catch_interrupt();
     struct strata_error error = { 0 };

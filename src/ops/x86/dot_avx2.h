@@ -1,11 +1,11 @@
 /* dot_avx2.h - inside ops/x86 only: the one loop of all quantized products with AVX2.
  *
- * A format adds a function that turns group g of a strand into codes and fp32 scales, for eight of the tile's 16 rows: eight vectors
- * (vector m of quant/tile.h: one 32-bit lane a row) stay in registers, while up to four rows of activations pass by, in the order of
- * rule 2. vpmaddubsw multiplies unsigned by signed bytes and adds two products in 16 bits, where they saturate. So codes are either
- * stored with a bias, as small unsigned numbers, and the activations' sums take the bias off again; or, where they need all eight
- * bits, their signs go to the activations. A small code's products may be added in 16 bits several times before they are widened.
- * All of it is exact. */
+ * A format adds a function that turns group g of a strand into codes and fp32 scales, for eight of the tile's 16 rows: eight
+ * vectors (vector m of quant/tile.h: one 32-bit lane a row) stay in registers, while up to four rows of activations pass by, in the
+ * order of rule 2. vpmaddubsw multiplies unsigned by signed bytes and adds two products in 16 bits, where they saturate. So codes
+ * are either stored with a bias, as small unsigned numbers, and the activations' sums take the bias off again; or, where they need
+ * all eight bits, their signs go to the activations. A small code's products may be added in 16 bits several times before they are
+ * widened. All of it is exact. */
 #ifndef OPS_X86_DOT_AVX2_H
 #define OPS_X86_DOT_AVX2_H
 
@@ -47,10 +47,11 @@ enum { SIGNED_CODES = -1 }; /* -128 .. 127, no bias */
 
 INLINE __m256i load_avx2(const void *p) { return _mm256_loadu_si256(p); }
 INLINE __m256i and_avx2(__m256i v, int mask) { return _mm256_and_si256(v, _mm256_set1_epi32(mask)); }
-INLINE __m256 halves_load(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }       /* f16 */
+INLINE __m256 halves_load(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }      /* f16 */
 INLINE __m256i bytes_load(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); } /* s8, unsigned */
 
-/* nibs and two of rows 8y .. 8y+7: `p` is the section. Only the low four or two bits of each lane count, the caller clears the others. */
+/* nibs and two of rows 8y .. 8y+7: `p` is the section. Only the low four or two bits of a lane count, the caller clears the rest.
+ */
 INLINE __m256i nibs_load(const uint8_t *p, int y) { return _mm256_srli_epi32(bytes_load(p), 4 * y); }
 INLINE __m256i two_load(const uint8_t *p, int y)
 {
@@ -97,7 +98,12 @@ INLINE void bit2_codes(const uint8_t *p, __m256i code[8])
 
 /* ---- The products ---- */
 
-INLINE __m256i activations(const void *four) { int v; memcpy(&v, four, 4); return _mm256_set1_epi32(v); }
+INLINE __m256i activations(const void *four)
+{
+    int v;
+    memcpy(&v, four, 4);
+    return _mm256_set1_epi32(v);
+}
 
 /* Sums of 4*n products a row, each multiplied by the row's int16 `factor`. */
 INLINE __m256i codes_dot(const __m256i *code, int n, int top, __m256i factor, const int8_t *x)
@@ -119,7 +125,8 @@ INLINE __m256i codes_dot(const __m256i *code, int n, int top, __m256i factor, co
     return sum;
 }
 
-INLINE __m256 group_add(__m256 acc, const struct format_avx2 *f, const struct group_avx2 *w, const int8_t *x, float x_scale, const int32_t *x_sum)
+INLINE __m256 group_add(__m256 acc, const struct format_avx2 *f, const struct group_avx2 *w, const int8_t *x, float x_scale,
+                        const int32_t *x_sum)
 {
     const __m256i unit = _mm256_set1_epi16((short)f->unit);
     const __m256 scale = _mm256_set1_ps(x_scale);
@@ -134,7 +141,8 @@ INLINE __m256 group_add(__m256 acc, const struct format_avx2 *f, const struct gr
     /* the two sums of a group fit 16 bits, and vpmaddwd multiplies and adds two numbers for each half */
     const __m256i x_sums = _mm256_set1_epi32((int)((uint32_t)x_sum[0] & 0xffff) | (int)((uint32_t)x_sum[1] << 16));
     if (f->shape == HALVES || f->shape == HALVES_MIN) {
-        sum = _mm256_add_epi32(codes_dot(w->code, 4, f->top, w->scale[0], x), codes_dot(w->code + 4, 4, f->top, w->scale[1], x + 16));
+        sum = codes_dot(w->code, 4, f->top, w->scale[0], x);
+        sum = _mm256_add_epi32(sum, codes_dot(w->code + 4, 4, f->top, w->scale[1], x + 16));
         if (f->bias) {
             __m256i scales = _mm256_blend_epi16(w->scale[0], w->scale[1], 0xaa);
             sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(_mm256_mullo_epi16(scales, _mm256_set1_epi16((short)f->bias)), x_sums));
@@ -154,8 +162,9 @@ INLINE __m256 group_add(__m256 acc, const struct format_avx2 *f, const struct gr
     return acc;
 }
 
-/* Rows 8y .. 8y+7 of one group with all rows of activations. */
-INLINE void half_tile_add(__m256 (*acc)[2], const struct format_avx2 *f, const uint8_t *strand, int n, int g, int y, const struct dot_input *in, int n_rows, int k)
+/* Rows 8y .. 8y+7 of group g of a strand, which is group k of the row. */
+INLINE void half_tile_add(__m256 (*acc)[2], const struct format_avx2 *f, const uint8_t *strand, int n, int g, int y,
+                          const struct dot_input *in, int n_rows, int k)
 {
     struct group_avx2 w;
     f->decode(strand, n, g, y, &w);
@@ -164,7 +173,8 @@ INLINE void half_tile_add(__m256 (*acc)[2], const struct format_avx2 *f, const u
 }
 
 /* One tile with n_rows (1..4, known when compiled) rows of activations. */
-INLINE void tile_dot_avx2(const uint8_t *tile, int width, const struct dot_input *in, int n_rows, float *const *out, int at, const struct format_avx2 *f)
+INLINE void tile_dot_avx2(const uint8_t *tile, int width, const struct dot_input *in, int n_rows, float *const *out, int at,
+                          const struct format_avx2 *f)
 {
     enum { AHEAD = 8192 }; /* bytes */
     __m256 total[4][2], acc[4][2];
@@ -178,7 +188,9 @@ INLINE void tile_dot_avx2(const uint8_t *tile, int width, const struct dot_input
             for (int line = 0; line < f->group_bytes; line += 64)
                 _mm_prefetch((const char *)(tile + g * f->group_bytes + line + AHEAD), _MM_HINT_T0);
             half_tile_add(acc, f, tile, n, g, 0, in, n_rows, first + g);
-            __asm__ volatile("" ::: "memory"); /* or the compiler keeps the activations of the first half for the second, more than it has registers for */
+            /* Or the compiler keeps the activations for the second half, and has not the registers for it: a quarter of the speed.
+             */
+            __asm__ volatile("" ::: "memory");
             half_tile_add(acc, f, tile, n, g, 1, in, n_rows, first + g);
         }
         for (int t = 0; t < n_rows; t++)
@@ -191,26 +203,34 @@ INLINE void tile_dot_avx2(const uint8_t *tile, int width, const struct dot_input
             _mm256_storeu_ps(out[t] + at + 8 * y, total[t][y]);
 }
 
-INLINE void dot_avx2(const uint8_t *tiles, size_t stride, int n_tiles, int width, const struct dot_input *in, int n_rows, float *const *out,
-                     const struct format_avx2 *f)
+INLINE void dot_avx2(const uint8_t *tiles, size_t stride, int n_tiles, int width, const struct dot_input *in, int n_rows,
+                     float *const *out, const struct format_avx2 *f)
 {
     for (int i = 0; i < n_tiles; i++, tiles += stride)
         for (int t = 0; t < n_rows; t += 4)
             switch (n_rows - t) {
-            case 1: tile_dot_avx2(tiles, width, in + t, 1, out + t, TILE_ROWS * i, f); break;
-            case 2: tile_dot_avx2(tiles, width, in + t, 2, out + t, TILE_ROWS * i, f); break;
-            case 3: tile_dot_avx2(tiles, width, in + t, 3, out + t, TILE_ROWS * i, f); break;
-            default: tile_dot_avx2(tiles, width, in + t, 4, out + t, TILE_ROWS * i, f); break;
+            case 1:
+                tile_dot_avx2(tiles, width, in + t, 1, out + t, TILE_ROWS * i, f);
+                break;
+            case 2:
+                tile_dot_avx2(tiles, width, in + t, 2, out + t, TILE_ROWS * i, f);
+                break;
+            case 3:
+                tile_dot_avx2(tiles, width, in + t, 3, out + t, TILE_ROWS * i, f);
+                break;
+            default:
+                tile_dot_avx2(tiles, width, in + t, 4, out + t, TILE_ROWS * i, f);
+                break;
             }
 }
 
 /* Defines dot_NAME from group_NAME and the fields of struct format_avx2; `bytes` are those of a block of one row. */
-#define DOT_AVX2(name, block, bytes, top, bias, unit, shape)                                                                          \
-    static void dot_##name(const uint8_t *tiles, size_t stride, int n_tiles, int width, const struct dot_input *in, int n_rows,      \
-                           float *const *out)                                                                                         \
-    {                                                                                                                                 \
-        const struct format_avx2 f = { TILE_ROWS * (bytes) * 32 / (block), top, bias, unit, shape, group_##name };                    \
-        dot_avx2(tiles, stride, n_tiles, width, in, n_rows, out, &f);                                                                 \
+#define DOT_AVX2(name, block, bytes, top, bias, unit, shape)                                                                       \
+    static void dot_##name(const uint8_t *tiles, size_t stride, int n_tiles, int width, const struct dot_input *in, int n_rows,    \
+                           float *const *out)                                                                                      \
+    {                                                                                                                              \
+        const struct format_avx2 f = { TILE_ROWS * (bytes)*32 / (block), top, bias, unit, shape, group_##name };                   \
+        dot_avx2(tiles, stride, n_tiles, width, in, n_rows, out, &f);                                                              \
     }
 
 /* Each sets the entries of one family of formats. */

@@ -94,7 +94,8 @@ INLINE void group_mxfp4(const uint8_t *strand, int n, int g, int y, struct group
 {
     nib4_lookup(strand + 256 * g + 32 * y, quant_fp4, FP4_BIAS, w->code);
     /* 2^(e - 128): the exponent field is e - 1, and the two smallest are denormals */
-    __m256i e = bytes_load(strand + 256 * n + 16 * g + 8 * y), bits = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    __m256i e = bytes_load(strand + 256 * n + 16 * g + 8 * y),
+            bits = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
     __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
     w->d[0] = _mm256_castsi256_ps(_mm256_blendv_epi8(bits, small, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }

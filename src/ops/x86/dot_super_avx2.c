@@ -19,7 +19,8 @@ INLINE void group_q3_k(const uint8_t *strand, int n, int g, int y, struct group_
     bit2_codes(strand + 128 * g + 32 * y, w->code);
     bit1_put(strand + 1024 + 64 * g + 32 * y, 2, w->code);
     for (int h = 0; h < 2; h++) {
-        __m256i low = and_avx2(nibs_load(strand + 1536 + 16 * g + 8 * h, y), 15), high = and_avx2(two_load(strand + 1664 + 8 * g + 4 * h, y), 3);
+        __m256i low = and_avx2(nibs_load(strand + 1536 + 16 * g + 8 * h, y), 15),
+                high = and_avx2(two_load(strand + 1664 + 8 * g + 4 * h, y), 3);
         w->scale[h] = twice(_mm256_sub_epi32(_mm256_or_si256(low, _mm256_slli_epi32(high, 4)), _mm256_set1_epi32(32)));
     }
     w->d[0] = halves_load(strand + 1728 + 16 * y);
@@ -29,7 +30,8 @@ DOT_AVX2(q3_k, 256, 110, 7, 4, 1, HALVES)
 /* The scales of Q4_K and Q5_K: six bits each for scale and minimum. */
 INLINE void scale_and_min(const uint8_t *p, int g, int y, struct group_avx2 *w)
 {
-    __m256i scale = and_avx2(nibs_load(p + 8 * g, y), 15), min = and_avx2(nibs_load(p + 64 + 8 * g, y), 15), high = nibs_load(p + 128 + 8 * g, y);
+    __m256i scale = and_avx2(nibs_load(p + 8 * g, y), 15), min = and_avx2(nibs_load(p + 64 + 8 * g, y), 15),
+            high = nibs_load(p + 128 + 8 * g, y);
     scale = _mm256_or_si256(scale, and_avx2(_mm256_slli_epi32(high, 4), 0x30));
     min = _mm256_or_si256(min, and_avx2(_mm256_slli_epi32(high, 2), 0x30));
     w->d[0] = _mm256_mul_ps(halves_load(p + 192 + 16 * y), _mm256_cvtepi32_ps(scale));

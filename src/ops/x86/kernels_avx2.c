@@ -16,8 +16,8 @@ INLINE float largest(__m256i v)
 
 static void quantize(const float *values, int width, int8_t *codes, float *scales, int32_t *sums)
 {
-    /* Packing works in halves of a register: it leaves columns 0-3, 8-11, 16-19, 24-27 and 4-7, 12-15, 20-23, 28-31. A8 order is then four
-     * times four bytes, transposed. */
+    /* Packing works in halves of a register: it leaves columns 0-3, 8-11, 16-19, 24-27 and 4-7, 12-15, 20-23, 28-31. A8 order is
+     * then four times four bytes, transposed. */
     const __m256i natural = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m256i a8 = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     for (int g = 0; g < width / 32; g++) {
