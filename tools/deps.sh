@@ -58,9 +58,9 @@ give_up() {
 has apt-get || give_up "tools/deps.sh installs with apt-get only (Debian 12, Ubuntu 24.04). Please install your system's packages of"
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
-    { has sudo && sudo -n true 2>/dev/null; } ||
-        give_up "Installing needs root, and sudo wants a password here. Please install with 'sudo apt-get install'"
-    as_root=(sudo -n)
+    as_root=(sudo)
+    [ -t 0 ] || as_root=(sudo -n) # nobody there to type a password
+    { has sudo && "${as_root[@]}" true; } || give_up "Installing needs root. Please install with 'sudo apt-get install'"
 fi
 
 log=$(mktemp)
