@@ -7,12 +7,12 @@ CC ?= cc
 CFLAGS ?= -O3 -g
 PKGS := jansson libpcre2-8 libutf8proc libxxhash hwloc
 WARN := -Wall -Wextra -Wshadow -Wvla -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter $(WERROR)
-CPPFLAGS += -std=gnu11 -Iinclude -Isrc $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+CPPFLAGS := -std=gnu11 -Iinclude -Isrc $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 # The contract of design.md section 2: no contraction, no fast-math, denormals kept.
-# UBSAN leaves the intrinsics files out: with it they take minutes to compile, and checkops covers them.
 NUMBERS := -ffp-contract=off -fno-math-errno -fno-trapping-math
 LDLIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread
 
+# UBSAN (set by `make asan`) leaves the intrinsics files out: with it they take minutes to compile.
 AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi2
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi -mavx512bitalg -mprefer-vector-width=512
 
@@ -27,17 +27,20 @@ MODEL := models/pebble/pebble.gguf
 all: $(BUILD)/strata ## build the program (build/strata)
 	@:
 
-run: deps all ## install what is missing, build, and let the bundled model write a story
+# Where packages may have to come first, the build is a make of its own: this one asked pkg-config before they were there.
+run: deps ## install what is missing, build, and let the bundled model write a story
+	@$(MAKE) --no-print-directory all
 	$(BUILD)/strata run -m $(MODEL) --seed 7 -n 160 -p "One morning the old captain"
 
 test: deps-test ## install what is missing, build and run every test
 	@tests/run.sh $(BUILD)
 
-bench: deps all programs ## speeds: kernels beside a plain read, decoding beside llama.cpp when its library is there
+bench: deps ## speeds: kernels beside a plain read, decoding beside llama.cpp when its library is there
+	@$(MAKE) --no-print-directory all programs
 	@bench/run.sh $(BUILD)
 
 asan: deps-test ## the tests with AddressSanitizer and UndefinedBehaviorSanitizer
-	@BUILD=build-asan CFLAGS="-O1 -g -fsanitize=address -fno-omit-frame-pointer" UBSAN="-fsanitize=undefined -fno-sanitize-recover=undefined" \
+	@MAKEFLAGS= BUILD=build-asan CFLAGS="-O1 -g -fsanitize=address -fno-omit-frame-pointer" UBSAN="-fsanitize=undefined -fno-sanitize-recover=undefined" \
 	    tests/run.sh build-asan sanitizer
 
 fuzz: deps-test ## 60 s of libFuzzer per target (needs clang)

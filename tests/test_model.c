@@ -1,5 +1,5 @@
-/* Model files as they come: wrong ones are refused with the sentence that names what is wrong, unusual ones give the same bits as usual
- * ones, damaged weights end in an error and never in text. Then what a session refuses and what it reuses.
+/* Model files as they come: wrong ones are refused with the sentence that names what is wrong, unusual ones give the same bits as
+ * usual ones, damaged weights end in an error and never in text. Then what a session refuses and what it reuses.
  *
  * Most files here are one copy of pebble whose header or weights are changed in place, and put back after the test. */
 #define _GNU_SOURCE /* memmem */
@@ -26,12 +26,13 @@ static uint8_t *header; /* of pebble, up to the first tensor's bytes */
 static size_t header_bytes;
 static char folder[200], copy[256], other[256];
 static int copy_fd;
-static int32_t tokens[N_TOKENS]; /* the last one of the vocabulary is among them */
+static int32_t tokens[N_TOKENS];     /* the last one of the vocabulary is among them */
 static struct strata_engine *engine; /* of pebble itself */
 static struct strata_info info;
 static float *expected; /* [n_vocab]: pebble's logits after the tokens */
 
-/* ---- Changing the copy in place ------------------------------------------------------------------------------------------------------- */
+/* ---- Changing the copy in place
+ * ------------------------------------------------------------------------------------------------------- */
 
 static void patch(size_t at, const void *bytes, size_t n) { assert_int_equal(pwrite(copy_fd, bytes, n, (off_t)at), n); }
 
@@ -103,9 +104,16 @@ static int restore(void **state)
     return 0;
 }
 
-/* ---- Writing other files -------------------------------------------------------------------------------------------------------------- */
+/* ---- Writing other files
+ * -------------------------------------------------------------------------------------------------------------- */
 
-struct added { char name[64]; const struct quant_format *format; int n_dims; int64_t dims[4]; void *data; };
+struct added {
+    char name[64];
+    const struct quant_format *format;
+    int n_dims;
+    int64_t dims[4];
+    void *data;
+};
 
 struct edit {
     const char *skip_key;
@@ -153,7 +161,9 @@ static void write_file(const char *path, const struct edit *e)
             free(data);
             data = encoded;
         }
-        assert_int_equal(gguf_write(writer, data, quant_row_bytes(format, t->dims[0]) * (size_t)(t->dims[1] * t->dims[2] * t->dims[3]), NULL), 0);
+        assert_int_equal(
+            gguf_write(writer, data, quant_row_bytes(format, t->dims[0]) * (size_t)(t->dims[1] * t->dims[2] * t->dims[3]), NULL),
+            0);
         free(data);
     }
     for (int i = 0; i < e->n_added; i++) {
@@ -168,7 +178,8 @@ static void write_file(const char *path, const struct edit *e)
     gguf_writer_destroy(writer);
 }
 
-/* ---- Opening and running ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Opening and running
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 /* The sentence comes from strata_engine_open, and from model_check on the file alone. */
 static void assert_refused(const char *path, int code, const char *format, ...)
@@ -241,18 +252,42 @@ static void assert_same_logits(float *got, float *wanted, const char *what)
         fail_msg("other logits: %s", what);
 }
 
-/* ---- Keys ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- Keys
+ * -------------------------------------------------------------------------------------------------------------------------------
+ */
 
-static const struct { const char *key; int64_t min, max; bool optional; } integers[] = {
-    { "block_count", 1, 1024, false }, { "embedding_length", 32, 65536, false },
-    { "context_length", 1, 1 << 24, false }, { "hyper_connection.count", 2, 16, false }, { "hyper_connection.low_rank", 1, 65536, false },
-    { "ssm.group_count", 1, 1024, false }, { "ssm.time_step_rank", 1, 1024, false }, { "ssm.state_size", 16, 256, false },
-    { "ssm.inner_size", 16, 1 << 20, false }, { "ssm.conv_kernel", 1, 8, false }, { "expert_count", 1, 65536, false }, { "expert_used_count", 1, 32, false },
-    { "expert_shared_feed_forward_length", 1, 1 << 20, false }, { "ple.ngram_size", 2, 16, false }, { "ple.heads_per_ngram", 1, 16, false },
-    { "embedding_length_per_layer_input", 1, 65536, false }, { "ple.conv_kernel", 1, 8, false }, { "ple.eos_token_id", 0, 4095, false },
-    { "full_attention_interval", 1, 1024, true }, { "attention.head_count", 1, 1024, false }, { "attention.head_count_kv", 1, 1024, false },
-    { "attention.key_length", 32, 256, false }, { "rope.dimension_count", 2, 256, false }, { "attention.indexer.head_count", 1, 64, false },
-    { "attention.indexer.key_length", 32, 256, false }, { "attention.indexer.top_k", 1, 1 << 20, false }, { "attention.value_length", 1, 4096, false },
+static const struct {
+    const char *key;
+    int64_t min, max;
+    bool optional;
+} integers[] = {
+    { "block_count", 1, 1024, false },
+    { "embedding_length", 32, 65536, false },
+    { "context_length", 1, 1 << 24, false },
+    { "hyper_connection.count", 2, 16, false },
+    { "hyper_connection.low_rank", 1, 65536, false },
+    { "ssm.group_count", 1, 1024, false },
+    { "ssm.time_step_rank", 1, 1024, false },
+    { "ssm.state_size", 16, 256, false },
+    { "ssm.inner_size", 16, 1 << 20, false },
+    { "ssm.conv_kernel", 1, 8, false },
+    { "expert_count", 1, 65536, false },
+    { "expert_used_count", 1, 32, false },
+    { "expert_shared_feed_forward_length", 1, 1 << 20, false },
+    { "ple.ngram_size", 2, 16, false },
+    { "ple.heads_per_ngram", 1, 16, false },
+    { "embedding_length_per_layer_input", 1, 65536, false },
+    { "ple.conv_kernel", 1, 8, false },
+    { "ple.eos_token_id", 0, 4095, false },
+    { "full_attention_interval", 1, 1024, true },
+    { "attention.head_count", 1, 1024, false },
+    { "attention.head_count_kv", 1, 1024, false },
+    { "attention.key_length", 32, 256, false },
+    { "rope.dimension_count", 2, 256, false },
+    { "attention.indexer.head_count", 1, 64, false },
+    { "attention.indexer.key_length", 32, 256, false },
+    { "attention.indexer.top_k", 1, 1 << 20, false },
+    { "attention.value_length", 1, 4096, false },
     { "expert_feed_forward_length", 1, 1 << 20, false },
 };
 static const char *const floats[] = { "attention.layer_norm_rms_epsilon", "rope.freq_base" };
@@ -286,8 +321,8 @@ static void an_integer_out_of_range_is_named_with_its_range(void **state)
             if (wrong[w] < 0)
                 continue;
             set_u32(integers[i].key, (uint32_t)wrong[w]);
-            assert_refused(copy, STRATA_E_UNSUPPORTED, "key %s is %lld, wanted %lld to %lld", full_key(integers[i].key), (long long)wrong[w],
-                           (long long)integers[i].min, (long long)integers[i].max);
+            assert_refused(copy, STRATA_E_UNSUPPORTED, "key %s is %lld, wanted %lld to %lld", full_key(integers[i].key),
+                           (long long)wrong[w], (long long)integers[i].min, (long long)integers[i].max);
         }
         restore_header();
     }
@@ -318,10 +353,16 @@ static void a_float_out_of_range_is_refused(void **state)
 /* Each is in range alone, but not with the others. */
 static void shapes_that_do_not_fit_together_are_refused(void **state)
 {
-    static const struct { const char *key; uint32_t value; int code; const char *sentence; } cases[] = {
+    static const struct {
+        const char *key;
+        uint32_t value;
+        int code;
+        const char *sentence;
+    } cases[] = {
         { "embedding_length", 100, STRATA_E_UNSUPPORTED, "embedding_length is not a multiple of 32" },
         { "embedding_length", 65536, STRATA_E_UNSUPPORTED, "n-gram rows (heads x width) do not add up to the hidden size" },
-        { "embedding_length_per_layer_input", 65536, STRATA_E_UNSUPPORTED, "n-gram rows (heads x width) do not add up to the hidden size" },
+        { "embedding_length_per_layer_input", 65536, STRATA_E_UNSUPPORTED,
+          "n-gram rows (heads x width) do not add up to the hidden size" },
         { "ssm.time_step_rank", 5, STRATA_E_UNSUPPORTED, "the ssm.* head counts and sizes do not fit together" },
         { "ssm.time_step_rank", 1024, STRATA_E_UNSUPPORTED, "the ssm.* head counts and sizes do not fit together" },
         { "ssm.inner_size", 760, STRATA_E_UNSUPPORTED, "the ssm.* head counts and sizes do not fit together" },
@@ -349,7 +390,8 @@ static void more_layers_than_tensors_are_refused(void **state)
 {
     set_u32("block_count", 1000);
     uint64_t n_ratios = gguf_find(pebble, "qwen4exp.attention.compress_ratios")->count;
-    assert_refused(copy, STRATA_E_FORMAT, "key qwen4exp.attention.compress_ratios has %llu elements, wanted 1000", (unsigned long long)n_ratios);
+    assert_refused(copy, STRATA_E_FORMAT, "key qwen4exp.attention.compress_ratios has %llu elements, wanted 1000",
+                   (unsigned long long)n_ratios);
     rename_in_place("qwen4exp.attention.compress_ratios");
     assert_refused(copy, STRATA_E_FORMAT, "tensor blk.%d.hc_attn_norm.weight is missing", info.n_layers);
 }
@@ -396,7 +438,8 @@ static void a_vocabulary_of_numbers_is_refused(void **state)
     assert_refused(other, STRATA_E_FORMAT, "key tokenizer.ggml.tokens is not a vocabulary");
 }
 
-/* ---- The n-gram arrays ------------------------------------------------------------------------------------------------------------------ */
+/* ---- The n-gram arrays
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static void more_ngram_heads_than_array_elements_are_refused(void **state)
 {
@@ -416,7 +459,10 @@ static void an_ngram_layer_that_attends_is_refused(void **state)
     assert_refused(copy, STRATA_E_UNSUPPORTED, "the n-gram layer 3 is an attention layer");
 }
 
-static void put_two_ngram_layers(struct gguf_writer *writer) { gguf_put_array(writer, "qwen4exp.ple.layers", GGUF_I32, (int32_t[]){ 1, 2 }, 2); }
+static void put_two_ngram_layers(struct gguf_writer *writer)
+{
+    gguf_put_array(writer, "qwen4exp.ple.layers", GGUF_I32, (int32_t[]){ 1, 2 }, 2);
+}
 
 static void two_ngram_layers_are_refused(void **state)
 {
@@ -433,7 +479,8 @@ static void an_ngram_multiplier_that_overflows_is_refused(void **state)
 static void an_empty_ngram_head_is_refused(void **state)
 {
     set_element("ple.head_vocab_sizes", 3, 0);
-    assert_refused(copy, STRATA_E_FORMAT, "n-gram head 3: offset %llu and size 0 leave the range of 31 bits", (unsigned long long)element("ple.head_offsets", 3));
+    assert_refused(copy, STRATA_E_FORMAT, "n-gram head 3: offset %llu and size 0 leave the range of 31 bits",
+                   (unsigned long long)element("ple.head_offsets", 3));
 }
 
 static void an_ngram_head_beyond_31_bits_is_refused(void **state)
@@ -447,11 +494,12 @@ static void an_ngram_head_beyond_the_table_is_refused(void **state)
 {
     const struct gguf_tensor *t = gguf_tensor_find(pebble, "per_layer_token_embd.weight");
     set_element("ple.head_offsets", 15, (uint64_t)t->dims[1]);
-    assert_refused(copy, STRATA_E_FORMAT, "tensor per_layer_token_embd.weight has shape %lld x 16, wanted at least %lld x 16", (long long)t->dims[1],
-                   (long long)t->dims[1] + (long long)element("ple.head_vocab_sizes", 15));
+    assert_refused(copy, STRATA_E_FORMAT, "tensor per_layer_token_embd.weight has shape %lld x 16, wanted at least %lld x 16",
+                   (long long)t->dims[1], (long long)t->dims[1] + (long long)element("ple.head_vocab_sizes", 15));
 }
 
-/* ---- Tensors ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors
+ * ---------------------------------------------------------------------------------------------------------------------------- */
 
 /* Not of the draft block that a file may have after its layers. */
 static bool is_used(const struct gguf_tensor *t)
@@ -500,10 +548,11 @@ static void every_wrong_shape_is_named_with_the_right_one(void **state)
         patch(at, &ne0, 8);
         if (t->n_dims > 1)
             patch(at + 8, &ne1, 8);
-        bool ngram = strcmp(t->name, "per_layer_token_embd.weight") == 0, table = ngram || strcmp(t->name, "token_embd.weight") == 0;
+        bool ngram = strcmp(t->name, "per_layer_token_embd.weight") == 0,
+             table = ngram || strcmp(t->name, "token_embd.weight") == 0;
         char found[100], wanted[100];
-        assert_refused(copy, STRATA_E_FORMAT, "tensor %s has shape %s, wanted %s%s", t->name, shape(found, t, ne0, ne1), table ? "at least " : "",
-                       shape(wanted, t, t->dims[0], ngram ? ngram_rows : t->dims[1]));
+        assert_refused(copy, STRATA_E_FORMAT, "tensor %s has shape %s, wanted %s%s", t->name, shape(found, t, ne0, ne1),
+                       table ? "at least " : "", shape(wanted, t, t->dims[0], ngram ? ngram_rows : t->dims[1]));
         restore_header();
     }
 }
@@ -517,7 +566,8 @@ static void a_type_that_cannot_be_computed_with_is_named(void **state)
 static void another_architecture_is_named(void **state)
 {
     patch(after("general.architecture") + 4 + 8, "qwen3moe", 8);
-    assert_refused(copy, STRATA_E_UNSUPPORTED, "architecture 'qwen3moe' is not supported; Strata runs qwen4exp (Qwen3.8-Flash-Next)");
+    assert_refused(copy, STRATA_E_UNSUPPORTED,
+                   "architecture 'qwen3moe' is not supported; Strata runs qwen4exp (Qwen3.8-Flash-Next)");
 }
 
 static void a_file_without_an_architecture_is_no_model(void **state)
@@ -535,11 +585,15 @@ static void a_vocabulary_alone_is_no_model(void **state)
 }
 
 static void put_one_draft_block(struct gguf_writer *writer) { gguf_put_u32(writer, "qwen4exp.nextn_predict_layers", 1); }
-static bool keep_draft(const struct gguf_tensor *t) { return !strncmp(t->name, "blk.7.", 6) || !strcmp(t->name, "token_embd.weight") || !strcmp(t->name, "output.weight"); }
+static bool keep_draft(const struct gguf_tensor *t)
+{
+    return !strncmp(t->name, "blk.7.", 6) || !strcmp(t->name, "token_embd.weight") || !strcmp(t->name, "output.weight");
+}
 
 static void a_draft_sidecar_is_no_model(void **state)
 {
-    write_file(other, &(struct edit){ .skip_key = "qwen4exp.nextn_predict_layers", .put_keys = put_one_draft_block, .keep = keep_draft });
+    write_file(other,
+               &(struct edit){ .skip_key = "qwen4exp.nextn_predict_layers", .put_keys = put_one_draft_block, .keep = keep_draft });
     assert_refused(other, STRATA_E_UNSUPPORTED, "this is an MTP draft sidecar, not a model: open the trunk's file");
 }
 
@@ -551,9 +605,13 @@ static void a_scale_companion_of_a_wrong_shape_is_named(void **state)
     assert_refused(other, STRATA_E_FORMAT, "tensor blk.0.attn_qkv.scale has shape 2, wanted 1");
 }
 
-/* ---- Unusual files that run ------------------------------------------------------------------------------------------------------------- */
+/* ---- Unusual files that run
+ * ------------------------------------------------------------------------------------------------------------- */
 
-static bool keep_other_than_gate_up(const struct gguf_tensor *t) { return !is_used(t) || (!strstr(t->name, "ffn_gate_exps") && !strstr(t->name, "ffn_up_exps")); }
+static bool keep_other_than_gate_up(const struct gguf_tensor *t)
+{
+    return !is_used(t) || (!strstr(t->name, "ffn_gate_exps") && !strstr(t->name, "ffn_up_exps"));
+}
 
 static void gate_and_up_in_one_tensor_give_the_same_bits(void **state)
 {
@@ -585,7 +643,8 @@ static bool keep_other_than_output(const struct gguf_tensor *t) { return strcmp(
 
 static void a_file_without_output_uses_the_embedding(void **state)
 {
-    const struct gguf_tensor *embedding = gguf_tensor_find(pebble, "token_embd.weight"), *output = gguf_tensor_find(pebble, "output.weight");
+    const struct gguf_tensor *embedding = gguf_tensor_find(pebble, "token_embd.weight"),
+                             *output = gguf_tensor_find(pebble, "output.weight");
     assert_int_equal(embedding->type, output->type);
     uint8_t *data = read_tensor(embedding);
     patch((size_t)output->offset, data, (size_t)output->bytes);
@@ -666,9 +725,17 @@ static void double_scales(const struct gguf_tensor *t, int n, int64_t first, int
 static int scales_of_block(const struct gguf_tensor *t)
 {
     switch (t->type) { /* those that begin a block with their binary16 scales */
-    case QUANT_Q5_1: case QUANT_Q4_1: return 2;
-    case QUANT_Q4_0: case QUANT_Q5_0: case QUANT_Q8_0: case QUANT_IQ4_NL: return 1;
-    default: fail_msg("pebble's %s has type %s, unknown to this test", t->name, t->format->name); return 0;
+    case QUANT_Q5_1:
+    case QUANT_Q4_1:
+        return 2;
+    case QUANT_Q4_0:
+    case QUANT_Q5_0:
+    case QUANT_Q8_0:
+    case QUANT_IQ4_NL:
+        return 1;
+    default:
+        fail_msg("pebble's %s has type %s, unknown to this test", t->name, t->format->name);
+        return 0;
     }
 }
 
@@ -713,7 +780,8 @@ static void every_expert_has_its_own_scale(void **state)
     }
 }
 
-/* ---- Damaged weights -------------------------------------------------------------------------------------------------------------------- */
+/* ---- Damaged weights
+ * -------------------------------------------------------------------------------------------------------------------- */
 
 /* One number in the last row (of every expert), or in every row of the n-gram table: a float itself, or a block's scale. */
 static void damage(const struct gguf_tensor *t, bool infinite)
@@ -798,7 +866,8 @@ static void a_nan_in_an_expert_is_found_by_every_instruction_set(void **state)
     }
 }
 
-/* ---- Sessions --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- Sessions
+ * --------------------------------------------------------------------------------------------------------------------------- */
 
 static struct strata_session *open_session(int context)
 {
@@ -809,11 +878,11 @@ static struct strata_session *open_session(int context)
     return session;
 }
 
-#define assert_fails(call, error_code, sentence)                                                                                                     \
-    do {                                                                                                                                             \
-        struct strata_error error = { 0 };                                                                                                           \
-        assert_int_equal((call), (error_code));                                                                                                      \
-        assert_string_equal(error.text, (sentence));                                                                                                 \
+#define assert_fails(call, error_code, sentence)                                                                                   \
+    do {                                                                                                                           \
+        struct strata_error error = { 0 };                                                                                         \
+        assert_int_equal((call), (error_code));                                                                                    \
+        assert_string_equal(error.text, (sentence));                                                                               \
     } while (0)
 
 static int sync_n(struct strata_session *session, int n, int width, struct strata_error *error)
@@ -868,7 +937,8 @@ static void a_commit_of_a_wrong_count_is_refused_and_can_be_repeated(void **stat
     assert_fails(strata_session_commit(session, 1, &error), STRATA_E_ARGUMENT, "commit of 1 rows: wanted 2 to 3");
     assert_fails(strata_session_commit(session, 4, &error), STRATA_E_ARGUMENT, "commit of 4 rows: wanted 2 to 3");
     assert_fails(strata_session_commit(session, -1, &error), STRATA_E_ARGUMENT, "commit of -1 rows: wanted 2 to 3");
-    assert_fails(strata_window_run(engine, rows, 3, &error), STRATA_E_ARGUMENT, "row 0: its session's last window was not committed");
+    assert_fails(strata_window_run(engine, rows, 3, &error), STRATA_E_ARGUMENT,
+                 "row 0: its session's last window was not committed");
     assert_int_equal(strata_session_commit(session, 2, NULL), 0);
     assert_int_equal(strata_session_length(session), 2);
     assert_fails(strata_session_commit(session, 2, &error), STRATA_E_ARGUMENT, "the session has no window to commit");
@@ -895,7 +965,8 @@ static void rows_in_a_wrong_order_are_refused(void **state)
     struct strata_row apart[3] = { { a, 1, true, true }, { b, 1, true, true }, { a, 2, true, true } };
     assert_fails(strata_window_run(engine, apart, 3, &error), STRATA_E_ARGUMENT, "row 2: the rows of a session must be neighbours");
     struct strata_row certain_late[2] = { { a, 1, false, true }, { a, 2, true, true } };
-    assert_fails(strata_window_run(engine, certain_late, 2, &error), STRATA_E_ARGUMENT, "row 1 of the window does not follow row 0");
+    assert_fails(strata_window_run(engine, certain_late, 2, &error), STRATA_E_ARGUMENT,
+                 "row 1 of the window does not follow row 0");
     strata_session_close(a);
     strata_session_close(b);
 }
@@ -927,11 +998,13 @@ static void a_token_outside_the_vocabulary_is_refused_and_leaves_a_usable_sessio
     strata_session_close(session);
 }
 
-/* ---- What sync reuses ------------------------------------------------------------------------------------------------------------------- */
+/* ---- What sync reuses
+ * ------------------------------------------------------------------------------------------------------------------- */
 
 static int positions[64], n_positions; /* that were computed */
 
-static void note_position(void *context, const struct strata_session *session, int position, int layer, const float *residual, int width)
+static void note_position(void *context, const struct strata_session *session, int position, int layer, const float *residual,
+                          int width)
 {
     if (layer == 0 && n_positions < 64)
         positions[n_positions++] = position;
@@ -1000,7 +1073,8 @@ static bool stop(void *context, double part) { return false; }
 static void a_stopped_prompt_leaves_an_empty_session(void **state)
 {
     struct strata_session *session = open_session(16);
-    assert_fails(strata_session_sync(session, tokens, N_TOKENS, 1, stop, NULL, &error), STRATA_E_STOPPED, "reading the prompt was stopped");
+    assert_fails(strata_session_sync(session, tokens, N_TOKENS, 1, stop, NULL, &error), STRATA_E_STOPPED,
+                 "reading the prompt was stopped");
     assert_int_equal(strata_session_length(session), 0);
     strata_session_close(session);
 }
@@ -1008,12 +1082,13 @@ static void a_stopped_prompt_leaves_an_empty_session(void **state)
 static void loading_can_be_stopped(void **state)
 {
     struct strata_engine *opened = NULL;
-    assert_fails(strata_engine_open(&opened, SOURCE, &(struct strata_options){ .threads = 1, .progress = stop }, &error), STRATA_E_STOPPED,
-                 "loading was stopped");
+    assert_fails(strata_engine_open(&opened, SOURCE, &(struct strata_options){ .threads = 1, .progress = stop }, &error),
+                 STRATA_E_STOPPED, "loading was stopped");
     assert_null(opened);
 }
 
-/* ---- Beginning and end ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Beginning and end
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static int set_up(void **state)
 {
@@ -1028,7 +1103,8 @@ static int set_up(void **state)
     size_t bytes = (size_t)pebble->files[0].size;
     uint8_t *all = malloc(bytes);
     copy_fd = open(copy, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    if (!all || copy_fd < 0 || pread(pebble->files[0].fd, all, bytes, 0) != (ssize_t)bytes || write(copy_fd, all, bytes) != (ssize_t)bytes)
+    if (!all || copy_fd < 0 || pread(pebble->files[0].fd, all, bytes, 0) != (ssize_t)bytes ||
+        write(copy_fd, all, bytes) != (ssize_t)bytes)
         return -1;
     header = all;
     engine = open_file(SOURCE);
@@ -1057,23 +1133,57 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_missing_key_is_named), TEST(an_integer_out_of_range_is_named_with_its_range), TEST(an_integer_of_another_type_is_refused),
-        TEST(a_float_that_is_no_number_is_refused), TEST(a_float_out_of_range_is_refused), TEST(shapes_that_do_not_fit_together_are_refused),
-        TEST(more_layers_than_tensors_are_refused), TEST(more_draft_blocks_than_blocks_are_refused), TEST(more_experts_than_the_tensors_hold_are_refused), TEST(index_blocks_longer_than_the_ring_are_refused),
-        TEST(a_vocabulary_of_numbers_is_refused), TEST(more_ngram_heads_than_array_elements_are_refused), TEST(an_ngram_layer_beyond_the_last_is_refused),
-        TEST(an_ngram_layer_that_attends_is_refused), TEST(two_ngram_layers_are_refused), TEST(an_ngram_multiplier_that_overflows_is_refused),
-        TEST(an_empty_ngram_head_is_refused), TEST(an_ngram_head_beyond_31_bits_is_refused), TEST(an_ngram_head_beyond_the_table_is_refused),
-        TEST(every_missing_tensor_is_named), TEST(every_wrong_shape_is_named_with_the_right_one), TEST(a_type_that_cannot_be_computed_with_is_named),
-        TEST(another_architecture_is_named), TEST(a_file_without_an_architecture_is_no_model), TEST(a_vocabulary_alone_is_no_model),
-        TEST(a_draft_sidecar_is_no_model), TEST(a_scale_companion_of_a_wrong_shape_is_named), TEST(gate_and_up_in_one_tensor_give_the_same_bits),
-        TEST(a_file_without_output_uses_the_embedding), TEST(a_split_model_gives_the_same_bits), TEST(vectors_may_be_f16), TEST(vectors_may_be_bf16),
-        TEST(a_scale_of_two_equals_doubled_blocks), TEST(every_expert_has_its_own_scale), TEST(a_nan_anywhere_is_an_error_and_never_text),
-        TEST(an_infinity_anywhere_is_an_error_and_never_text), TEST(a_nan_in_an_expert_is_found_by_every_instruction_set),
-        TEST(a_context_out_of_range_is_refused), TEST(a_full_session_says_so_and_stays), TEST(a_window_that_would_overfill_a_session_is_refused_whole),
-        TEST(a_commit_of_a_wrong_count_is_refused_and_can_be_repeated), TEST(a_window_of_a_wrong_size_is_refused), TEST(rows_in_a_wrong_order_are_refused),
-        TEST(a_row_of_another_engine_is_refused), TEST(a_token_outside_the_vocabulary_is_refused_and_leaves_a_usable_session),
-        TEST(a_longer_text_computes_only_what_is_new), TEST(the_same_text_computes_nothing), TEST(the_same_text_is_read_again_when_its_logits_are_gone),
-        TEST(another_text_starts_anew_without_a_trace), TEST(a_stopped_prompt_leaves_an_empty_session), TEST(loading_can_be_stopped),
+        TEST(a_missing_key_is_named),
+        TEST(an_integer_out_of_range_is_named_with_its_range),
+        TEST(an_integer_of_another_type_is_refused),
+        TEST(a_float_that_is_no_number_is_refused),
+        TEST(a_float_out_of_range_is_refused),
+        TEST(shapes_that_do_not_fit_together_are_refused),
+        TEST(more_layers_than_tensors_are_refused),
+        TEST(more_draft_blocks_than_blocks_are_refused),
+        TEST(more_experts_than_the_tensors_hold_are_refused),
+        TEST(index_blocks_longer_than_the_ring_are_refused),
+        TEST(a_vocabulary_of_numbers_is_refused),
+        TEST(more_ngram_heads_than_array_elements_are_refused),
+        TEST(an_ngram_layer_beyond_the_last_is_refused),
+        TEST(an_ngram_layer_that_attends_is_refused),
+        TEST(two_ngram_layers_are_refused),
+        TEST(an_ngram_multiplier_that_overflows_is_refused),
+        TEST(an_empty_ngram_head_is_refused),
+        TEST(an_ngram_head_beyond_31_bits_is_refused),
+        TEST(an_ngram_head_beyond_the_table_is_refused),
+        TEST(every_missing_tensor_is_named),
+        TEST(every_wrong_shape_is_named_with_the_right_one),
+        TEST(a_type_that_cannot_be_computed_with_is_named),
+        TEST(another_architecture_is_named),
+        TEST(a_file_without_an_architecture_is_no_model),
+        TEST(a_vocabulary_alone_is_no_model),
+        TEST(a_draft_sidecar_is_no_model),
+        TEST(a_scale_companion_of_a_wrong_shape_is_named),
+        TEST(gate_and_up_in_one_tensor_give_the_same_bits),
+        TEST(a_file_without_output_uses_the_embedding),
+        TEST(a_split_model_gives_the_same_bits),
+        TEST(vectors_may_be_f16),
+        TEST(vectors_may_be_bf16),
+        TEST(a_scale_of_two_equals_doubled_blocks),
+        TEST(every_expert_has_its_own_scale),
+        TEST(a_nan_anywhere_is_an_error_and_never_text),
+        TEST(an_infinity_anywhere_is_an_error_and_never_text),
+        TEST(a_nan_in_an_expert_is_found_by_every_instruction_set),
+        TEST(a_context_out_of_range_is_refused),
+        TEST(a_full_session_says_so_and_stays),
+        TEST(a_window_that_would_overfill_a_session_is_refused_whole),
+        TEST(a_commit_of_a_wrong_count_is_refused_and_can_be_repeated),
+        TEST(a_window_of_a_wrong_size_is_refused),
+        TEST(rows_in_a_wrong_order_are_refused),
+        TEST(a_row_of_another_engine_is_refused),
+        TEST(a_token_outside_the_vocabulary_is_refused_and_leaves_a_usable_session),
+        TEST(a_longer_text_computes_only_what_is_new),
+        TEST(the_same_text_computes_nothing),
+        TEST(the_same_text_is_read_again_when_its_logits_are_gone),
+        TEST(another_text_starts_anew_without_a_trace),
+        TEST(a_stopped_prompt_leaves_an_empty_session),
+        TEST(loading_can_be_stopped),
     };
     return cmocka_run_group_tests_name(SOURCE, tests, set_up, tear_down);
 }
