@@ -44,7 +44,7 @@ struct convert_options making_options(const struct making *m, const char *label)
                    .down = first(m->down, experts),
                    .ngram = first(m->ngram, dense) },
         .threads = (int)m->threads,
-        .progress = m->quiet ? NULL : cli_progress,
+        .progress = m->quiet ? cli_silent_progress : cli_progress,
         .progress_context = (void *)label,
     };
 }

@@ -17,7 +17,7 @@ struct model_window;
 /* One row of a window. Rows of one sequence are neighbours, at ascending consecutive positions. */
 struct model_row {
     struct model_state *state;
-    const int32_t *tokens; /* the sequence's tokens, tokens[position] is this row's; earlier ones are the n-gram context */
+    const int32_t *tokens; /* the sequence's tokens, tokens[position] (in the vocabulary: the caller checked) is this row's; earlier ones are the n-gram context */
     int32_t position;
     bool certain;          /* will be kept: a certain row never follows an uncertain one of its sequence */
     bool wants_logits;

@@ -306,9 +306,6 @@ static int find_spans(struct model_window *w, struct strata_error *error)
         const struct model_row *row = &w->rows[t], *before = t ? row - 1 : NULL;
         if (row->position < 0 || row->position >= row->state->context)
             return error_set(error, STRATA_E_ARGUMENT, "position %d is outside the session's context of %d tokens", row->position, row->state->context);
-        int32_t token = row->tokens[row->position];
-        if (token < 0 || token >= w->m->model.n_vocab)
-            return error_set(error, STRATA_E_ARGUMENT, "token %d at position %d is outside the vocabulary of %d", token, row->position, w->m->model.n_vocab);
         if (!before || before->state != row->state) {
             w->spans[w->n_spans] = (struct row_span){ t, 1, row->certain };
             w->span_state[w->n_spans++] = row->state;

@@ -181,6 +181,9 @@ int strata_window_run(struct strata_engine *engine, const struct strata_row *row
         i = t && rows[t - 1].session == s ? i + 1 : 0;
         if (s->length + i >= s->context)
             return error_set(error, STRATA_E_ARGUMENT, "the session is full: %d of %d tokens", s->length, s->context);
+        if (rows[t].token < 0 || rows[t].token >= engine->model->n_vocab)
+            return error_set(error, STRATA_E_ARGUMENT, "token %d at position %d is outside the vocabulary of %d", rows[t].token, s->length + i,
+                             engine->model->n_vocab);
         s->tokens[s->length + i] = rows[t].token;
         engine->positions[t] = s->length + i;
         model_rows[t] = (struct model_row){ s->state, s->tokens, s->length + i, rows[t].certain, rows[t].wants_logits };
