@@ -94,23 +94,36 @@ INLINE __m512i activations(const void *four)
     return _mm512_set1_epi32(v);
 }
 
-/* Sums of 16 products, one a row of the tile. The bias comes off first, because it does not wait for the codes: the sum of 16
- * activations fits the low half of its int32, and vpdpwssd multiplies that half. */
-INLINE __m512i half_dot(const __m512i *code, int bias, const int8_t *x, const int32_t *x_sum)
+/* Sums of 16 products, one a row of the tile, on top of `sum`. */
+INLINE __m512i half_dot(__m512i sum, const __m512i *code, const int8_t *x)
 {
-    __m512i sum = _mm512_setzero_si512();
-    if (bias)
-        sum = _mm512_dpwssd_epi32(sum, _mm512_set1_epi32((uint16_t)-bias), activations(x_sum));
     for (int j = 0; j < 4; j++)
         sum = _mm512_dpbusd_epi32(sum, code[j], activations(x + 4 * j));
     return sum;
+}
+
+/* The bias comes off first, because it does not wait for the codes. Where a half has its own scale, by vpdpwssd: the sum of 16
+ * activations fits the low half of its int32. Elsewhere the integer unit does it once for both halves, which leaves the multipliers to
+ * the products (4 rows of Q2_0 and IQ4_NL from cache: 4 % faster on Zen 5; with halves it would be slower). */
+INLINE void group_dot(const struct group_avx512 *w, int bias, bool halves, const int8_t *x, const int32_t *x_sum, __m512i *first, __m512i *second)
+{
+    *first = *second = _mm512_setzero_si512();
+    if (bias && halves) {
+        *first = _mm512_dpwssd_epi32(*first, _mm512_set1_epi32((uint16_t)-bias), activations(x_sum));
+        *second = _mm512_dpwssd_epi32(*second, _mm512_set1_epi32((uint16_t)-bias), activations(x_sum + 1));
+    } else if (bias) {
+        *first = _mm512_set1_epi32(-bias * (x_sum[0] + x_sum[1]));
+    }
+    *first = half_dot(*first, w->code, x);
+    *second = half_dot(*second, w->code + 4, x + 16);
 }
 
 INLINE __m512 group_add(__m512 acc, const struct group_avx512 *w, int bias, enum shape shape, const int8_t *x, float x_scale,
                         const int32_t *x_sum)
 {
     __m512 scale = _mm512_set1_ps(x_scale);
-    __m512i first = half_dot(w->code, bias, x, x_sum), second = half_dot(w->code + 4, bias, x + 16, x_sum + 1);
+    __m512i first, second;
+    group_dot(w, bias, shape != PLAIN && shape != MIN, x, x_sum, &first, &second);
     if (shape == SPLIT) {
         acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(first), _mm512_mul_ps(w->d[0], scale), acc);
         return _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), _mm512_mul_ps(w->d[1], scale), acc);
