@@ -28,9 +28,10 @@ static uint64_t random_next(void) /* SplitMix64 */
 
 static float random_unit(void) { return (float)(int64_t)(random_next() >> 40) * 0x1p-23f - 1.0f; }
 
-/* Activations of one kind: ordinary, denormal, huge, all zero, or one spike among small values. */
-enum kind { ORDINARY, DENORMAL, HUGE_VALUES, ZERO, SPIKE, KINDS };
-static const char *const kind_names[KINDS] = { "ordinary", "denormal", "huge", "zero", "spike" };
+/* Activations of one kind: ordinary, denormal, huge, all zero, one spike among small values, or all of one size (every A8 code is 127 or
+ * -127: with extreme weights, what a 16-bit sum must survive). */
+enum kind { ORDINARY, DENORMAL, HUGE_VALUES, ZERO, SPIKE, ALL_PLUS, ALL_MINUS, SIGNS, KINDS };
+static const char *const kind_names[KINDS] = { "ordinary", "denormal", "huge", "zero", "spike", "all plus", "all minus", "signs" };
 
 static void fill_values(float *x, int n, enum kind kind)
 {
@@ -39,12 +40,26 @@ static void fill_values(float *x, int n, enum kind kind)
         x[i] = kind == ORDINARY ? 3 * r : kind == DENORMAL ? r * 0x1p-130f : kind == HUGE_VALUES ? r * 0x1p60f : kind == ZERO ? 0 : r * 0.01f;
         if (kind == SPIKE && random_next() % 64 == 0)
             x[i] = 1000 * r;
+        if (kind >= ALL_PLUS)
+            x[i] = kind == ALL_PLUS || (kind == SIGNS && r > 0) ? 1.5f : -1.5f;
     }
 }
 
+static bool finite_block(const struct quant_format *f, const uint8_t *block)
+{
+    for (int g = 0; g < f->block / 32; g++) {
+        struct quant_group group;
+        f->group(block, g, &group);
+        if (!isfinite(group.d[0]) || !isfinite(group.d[1]) || !isfinite(group.dmin) || fabsf(group.d[0]) >= 1e6f)
+            return false;
+    }
+    return true;
+}
+
 /* Random blocks: all bit patterns, but the fp16 and exponent fields are kept finite, so that results are numbers. The fields' places are
- * found by asking the format itself: a random block is kept if its groups decode to finite scales. */
-static void fill_row(const struct quant_format *f, uint8_t *row, int width)
+ * found by asking the format itself: a random block is kept if its groups decode to finite scales. `pattern` >= 0: every byte that can
+ * be that byte is (largest and smallest codes and sub-scales). */
+static void fill_row(const struct quant_format *f, uint8_t *row, int width, int pattern)
 {
     if (f->is_float) {
         for (int k = 0; k < width; k++) {
@@ -55,17 +70,16 @@ static void fill_row(const struct quant_format *f, uint8_t *row, int width)
     }
     for (int b = 0; b < width / f->block; b++) {
         uint8_t *block = row + b * f->bytes;
-        bool finite;
         do {
             for (int i = 0; i < f->bytes; i++)
                 block[i] = (uint8_t)random_next();
-            finite = true;
-            for (int g = 0; g < f->block / 32; g++) {
-                struct quant_group group;
-                f->group(block, g, &group);
-                finite = finite && isfinite(group.d[0]) && isfinite(group.d[1]) && isfinite(group.dmin) && fabsf(group.d[0]) < 1e6f;
-            }
-        } while (!finite);
+        } while (!finite_block(f, block));
+        for (int i = 0; pattern >= 0 && i < f->bytes; i++) {
+            uint8_t before = block[i];
+            block[i] = (uint8_t)pattern;
+            if (!finite_block(f, block))
+                block[i] = before;
+        }
     }
 }
 
@@ -122,6 +136,7 @@ static bool same_floats(const float *a, const float *b, size_t n)
 static void check_dot(const struct kernels *ref, const struct kernels *k, const struct quant_format *f)
 {
     static const int widths[] = { 1, 31, 32, 64, 160, 256, 320, 640, 1000, 1024, 2560 };
+    static const int patterns[8] = { 0x00, 0xff, 0x80, 0x7f, 0x55, 0xaa, 0x0f, 0xf0 };
     enum { TILES = 3 };
     for (size_t wi = 0; wi < sizeof widths / sizeof *widths; wi++) {
         int width = widths[wi];
@@ -131,7 +146,7 @@ static void check_dot(const struct kernels *ref, const struct kernels *k, const 
         uint8_t *rows = allocate(16 * row_bytes), *tiles = allocate(TILES * stride);
         for (int i = 0; i < TILES; i++) {
             for (int r = 0; r < TILE_ROWS; r++)
-                fill_row(f, rows + (size_t)r * row_bytes, width);
+                fill_row(f, rows + (size_t)r * row_bytes, width, i == 1 ? patterns[r % 8] : -1);
             tile_pack(f, width, rows, i == TILES - 1 ? 5 : 16, tiles + (size_t)i * stride);
         }
         for (int kind = 0; kind < KINDS; kind++)
@@ -421,7 +436,7 @@ static void bench(const struct kernels *k, const char *filter, size_t mb, int th
         size_t tile = tile_bytes(f, WIDTH), row_bytes = quant_row_bytes(f, WIDTH);
         uint8_t *rows = allocate(16 * row_bytes);
         for (int r = 0; r < TILE_ROWS; r++)
-            fill_row(f, rows + (size_t)r * row_bytes, WIDTH);
+            fill_row(f, rows + (size_t)r * row_bytes, WIDTH, -1);
         struct timing t = { k, k->dot[type], data, tile, size / tile, 1, WIDTH, 0, in };
         tile_pack(f, WIDTH, rows, 16, data);
         for (size_t i = 1; i < t.tiles; i++)
