@@ -1,8 +1,8 @@
 /* strata.h - the only public header of the Strata inference engine.
  *
- * An *engine* is a loaded model: weights and tokenizer, read-only, shared by any number of sessions. A *session* is one
- * conversation: its tokens and the states they left behind. A *window* is one forward pass over 1 to STRATA_MAX_ROWS rows; a
- * row is one token of one session. The caller decides afterwards how many rows of each session to keep (commit).
+ * An *engine* is a loaded model: its weights, read-only, shared by any number of sessions. A *session* is one conversation: its
+ * tokens and the states they left behind. A *window* is one forward pass over 1 to STRATA_MAX_ROWS rows; a row is one token of
+ * one session. The caller decides afterwards how many rows of each session to keep (commit).
  *
  * The invariant: the output depends on weights, prompt and seed alone, bit for bit; not on threads, instruction set, window
  * width, batch, drafts or restarts.
@@ -95,7 +95,8 @@ struct strata_row {
     bool wants_logits;
 };
 
-/* One forward pass. Nothing is committed; every session in it must be committed before its next window. */
+/* One forward pass. Nothing is committed; every session in it must be committed (or closed) before the next window, also of other sessions.
+ * STRATA_E_ARGUMENT: refused before anything was touched. Any other failure leaves the sessions of the window empty. */
 int strata_window_run(struct strata_engine *engine, const struct strata_row *rows, int n, struct strata_error *error);
 /* Logits [n_vocab] of a row of the last window, NULL if it did not want them. Valid until the next window. */
 const float *strata_window_logits(const struct strata_engine *engine, int row);

@@ -50,7 +50,7 @@ static struct strata_engine *open_engine(const char *isa, int threads)
     if (strcmp(info.isa, isa)) {
         print_message("SKIPPED: this processor has no %s\n", isa);
         strata_engine_close(engine);
-        return NULL;
+        skip();
     }
     return engine;
 }
@@ -115,8 +115,6 @@ static void compare_width(const char *isa, int threads, int (*width)(int), const
 {
     static answers got;
     struct strata_engine *engine = open_engine(isa, threads);
-    if (!engine)
-        return;
     memset(got, 0, sizeof got);
     read_text(engine, width, STRATA_KV_F16, &got);
     strata_engine_close(engine);
@@ -244,6 +242,27 @@ static void a_rejected_window_can_be_repeated(void **state)
     strata_engine_close(engine);
 }
 
+/* A commit reads what the last window left behind: no other window may come between. */
+static void a_window_waits_for_the_commits_of_other_sessions(void **state)
+{
+    struct strata_engine *engine = open_engine(best_isa(), 1);
+    struct strata_session *first = open_session(engine, STRATA_KV_F16), *second = open_session(engine, STRATA_KV_F16);
+    struct strata_row draft[2] = { { first, tokens[0], false, true }, { first, tokens[1], false, true } }, other = { second, tokens[5], true, true };
+    struct strata_error error;
+    run_window(engine, draft, 2);
+    assert_int_equal(strata_window_run(engine, &other, 1, &error), STRATA_E_ARGUMENT);
+    assert_string_equal(error.text, "1 sessions of the last window were not committed");
+    assert_int_equal(strata_session_commit(first, 2, NULL), 0);
+    run_window(engine, &other, 1);
+    strata_session_close(second); /* closing counts as a decision */
+    uint64_t drafted = strata_session_hash(first);
+    assert_int_equal(strata_session_sync(first, tokens + 2, 1, 1, NULL, NULL, NULL), 0);
+    assert_int_equal(strata_session_sync(first, tokens, 2, 1, NULL, NULL, NULL), 0);
+    assert_true(drafted == strata_session_hash(first));
+    strata_session_close(first);
+    strata_engine_close(engine);
+}
+
 static void int8_kv_is_one_answer_too(void **state)
 {
     static answers narrow, wide;
@@ -309,7 +328,8 @@ int main(void)
         cmocka_unit_test(avx512_one_row), cmocka_unit_test(avx512_two_rows_on_2_threads), cmocka_unit_test(avx512_three_rows_on_4_threads),
         cmocka_unit_test(avx512_eight_rows_on_2_threads), cmocka_unit_test(avx512_in_ragged_pieces),
         cmocka_unit_test(four_sequences_interleaved_equal_one_alone), cmocka_unit_test(drafts_that_are_rejected_leave_no_trace),
-        cmocka_unit_test(a_rejected_window_can_be_repeated), cmocka_unit_test(int8_kv_is_one_answer_too),
+        cmocka_unit_test(a_rejected_window_can_be_repeated), cmocka_unit_test(a_window_waits_for_the_commits_of_other_sessions),
+        cmocka_unit_test(int8_kv_is_one_answer_too),
     };
     int failed = 0;
     for (size_t i = 0; i < sizeof model_files / sizeof *model_files; i++) {

@@ -13,11 +13,13 @@
 
 enum { MAX_ITEMS = 300 };
 static _Atomic int runs[MAX_ITEMS + 64];
+static int jobs_context[8];           /* job j gets the address of entry j % 8 ... */
+static _Atomic int strangers, current; /* ... and no item may see that of another */
 
 static void count_run(void *context, int item)
 {
-    (void)context;
     atomic_fetch_add(&runs[item], 1);
+    atomic_fetch_add(&strangers, (int *)context != &jobs_context[atomic_load(&current) % 8]);
 }
 
 static void run_jobs(int threads, int jobs)
@@ -28,9 +30,11 @@ static void run_jobs(int threads, int jobs)
     for (int job = 0; job < jobs; job++) {
         int n = job * 37 % MAX_ITEMS; /* growing and shrinking jobs: a late worker must not take an item of the next one */
         memset(runs, 0, sizeof runs);
-        pool_run(pool, n, count_run, NULL);
+        current = job;
+        pool_run(pool, n, count_run, &jobs_context[job % 8]);
         for (int i = 0; i < MAX_ITEMS + 64; i++)
             assert_int_equal(runs[i], i < n);
+        assert_int_equal(strangers, 0);
     }
     pool_destroy(pool);
 }
@@ -43,7 +47,7 @@ static void workers_sleep_when_there_is_nothing_to_do(void **state)
 {
     struct pool *pool;
     assert_int_equal(pool_create(&pool, 4, NULL), 0);
-    pool_run(pool, 8, count_run, NULL);
+    pool_run(pool, 8, count_run, &jobs_context[current % 8]);
     usleep(100 * 1000); /* longer than they spin */
     clock_t before = clock();
     usleep(300 * 1000);

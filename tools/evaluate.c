@@ -62,7 +62,7 @@ static int perplexity(const char *path, long limit)
     double total = 0;
     long count = 0;
     for (int64_t start = 0; start + WINDOW <= n; start += WINDOW) {
-        /* A window whose first token differs from what the session holds starts anew by itself; equal beginnings are cheaper. */
+        /* Asking for one token makes the session, which holds the last window, start anew. */
         for (int at = 0; at < WINDOW; at += STRATA_MAX_ROWS) {
             struct strata_row rows[STRATA_MAX_ROWS];
             if (at == 0 && strata_session_sync(session, ids + start, 1, 1, NULL, NULL, &error))

@@ -165,10 +165,12 @@ int pool_default_threads(void)
     int cores = 0;
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) == 0) {
-        if (hwloc_topology_load(topology) == 0) { /* by default hwloc shows only what the affinity mask allows */
+        if (hwloc_topology_load(topology) == 0) {
             hwloc_cpuset_t mask = hwloc_bitmap_alloc();
-            if (mask && hwloc_get_cpubind(topology, mask, HWLOC_CPUBIND_PROCESS) == 0)
-                cores = hwloc_get_nbobjs_inside_cpuset_by_type(topology, mask, HWLOC_OBJ_CORE);
+            bool bound = mask && hwloc_get_cpubind(topology, mask, HWLOC_CPUBIND_PROCESS) == 0;
+            /* A core counts if one of its hardware threads is allowed: masks like 0-3 often hold only the first of each. */
+            for (hwloc_obj_t core = NULL; bound && (core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core));)
+                cores += hwloc_bitmap_intersects(core->cpuset, mask);
             hwloc_bitmap_free(mask);
         }
         hwloc_topology_destroy(topology);

@@ -25,10 +25,10 @@ struct cpu {
     const struct kernels *k;
     struct pool *pool;
     int threads;
-    /* Scratch of `experts`: hidden vectors of all (row, rank) pairs. Grown when a wider set appears. */
+    /* Scratch of `experts`: hidden vectors of all (row, rank) pairs (ops_cpu_reserve_experts). */
     struct activations hidden;
     float *gate_up;
-    struct expert_job *jobs; /* [KERNEL_MAX_ROWS * OPS_MAX_USED] */
+    struct expert_job *jobs; /* [KERNEL_MAX_ROWS * n_used]: every expert may be another */
 };
 
 static struct cpu *cpu_of(struct ops *ops) { return ops->backend; }

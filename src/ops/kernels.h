@@ -14,7 +14,7 @@
 enum { KERNEL_MAX_ROWS = 8 };
 
 /* One row of activations as the dot products read it. Quantized weights read the A8 part (rule 2), float weights read `values`.
- * Buffers are 64-byte aligned. */
+ * Rows of a window lie `width` apart: only the first is aligned to more than its elements. */
 struct dot_input {
     const float *values;   /* [width] */
     const int8_t *codes;   /* [width], in A8 order (quant/tile.h), -127..127 */

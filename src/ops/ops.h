@@ -49,7 +49,7 @@ struct expert_set {
 /* A window's activations: float values and, after `quantize`, their A8 form. */
 struct activations {
     int width;
-    float *values;   /* [KERNEL_MAX_ROWS][width] */
+    float *values;   /* [KERNEL_MAX_ROWS][ops_padded(width)] */
     int8_t *codes;   /* [KERNEL_MAX_ROWS][width] */
     float *scales;   /* [KERNEL_MAX_ROWS][width/32] */
     int32_t *sums;   /* [KERNEL_MAX_ROWS][width/16] */
@@ -93,7 +93,7 @@ struct ops {
     /* Every row and group: rms_norm; gamma has `gamma_groups` groups (1: shared). */
     void (*norm)(struct ops *ops, int n, const float *x, int groups, int dim, const float *gamma, int gamma_groups, float eps, int partials, float *out);
     void (*quantize)(struct ops *ops, int n, struct activations *a);
-    /* out[i][t] = w[i] * row t of x, Several matrices share one input and one barrier. */
+    /* out[i][t] = w[i] * row t of x. Several matrices share one input and one barrier. */
     void (*matmul)(struct ops *ops, int n, const struct activations *x, int n_matrices, const struct matrix *const *w, float *const *out);
 
     void (*gate_input)(struct ops *ops, int n, int width, int streams, const float *x, float *out);

@@ -14,9 +14,9 @@ struct strata_engine {
     struct model_window *window;
     strata_probe_fn *probe;
     void *probe_context;
-    /* The last window. */
+    /* The last window. A session's commit reads what it left behind, so the next one waits for all of them. */
     uint64_t serial;
-    int n_rows;
+    int n_rows, n_pending; /* n_pending: sessions not yet committed */
     struct strata_row rows[STRATA_MAX_ROWS];
     int32_t positions[STRATA_MAX_ROWS];
 };
@@ -84,6 +84,13 @@ void strata_engine_probe(struct strata_engine *engine, strata_probe_fn *probe, v
 
 /* ---- Sessions ---------------------------------------------------------------------------------------------------------------------- */
 
+/* Its rows in the last window have been decided about. */
+static void settle(struct strata_session *s)
+{
+    s->engine->n_pending -= s->pending > 0;
+    s->pending = 0;
+}
+
 int strata_session_open(struct strata_session **out, struct strata_engine *engine, int context, enum strata_kv kv, struct strata_error *error)
 {
     struct strata_session *s = calloc(1, sizeof *s);
@@ -105,6 +112,7 @@ void strata_session_close(struct strata_session *s)
 {
     if (!s)
         return;
+    settle(s);
     arch_of(s->engine)->state_destroy(s->state);
     free(s->tokens);
     free(s);
@@ -121,7 +129,8 @@ uint64_t strata_session_hash(const struct strata_session *s) { return arch_of(s-
 static void clear(struct strata_session *s)
 {
     arch_of(s->engine)->state_reset(s->state);
-    s->length = s->pending = 0;
+    settle(s);
+    s->length = 0;
     s->logits_serial = 0;
 }
 
@@ -174,7 +183,11 @@ int strata_window_run(struct strata_engine *engine, const struct strata_row *row
         for (int before = 0; before + 1 < t; before++)
             if (rows[before].session == rows[t].session && rows[t - 1].session != rows[t].session)
                 return error_set(error, STRATA_E_ARGUMENT, "row %d: the rows of a session must be neighbours", t);
+        if (t && rows[t - 1].session == rows[t].session && rows[t].certain && !rows[t - 1].certain)
+            return error_set(error, STRATA_E_ARGUMENT, "row %d of the window does not follow row %d", t, t - 1);
     }
+    if (engine->n_pending)
+        return error_set(error, STRATA_E_ARGUMENT, "%d sessions of the last window were not committed", engine->n_pending);
     struct model_row model_rows[STRATA_MAX_ROWS] = { 0 };
     for (int t = 0, i = 0; t < n; t++) {
         struct strata_session *s = rows[t].session;
@@ -189,17 +202,19 @@ int strata_window_run(struct strata_engine *engine, const struct strata_row *row
         model_rows[t] = (struct model_row){ s->state, s->tokens, s->length + i, rows[t].certain, rows[t].wants_logits };
     }
     memcpy(engine->rows, rows, (size_t)n * sizeof *rows);
-    engine->n_rows = n;
     engine->serial++;
     int code = arch_of(engine)->forward(engine->window, model_rows, n, engine->probe ? pass_probe : NULL, engine, error);
+    engine->n_rows = code ? 0 : n; /* a window that failed has no logits */
     for (int t = 0; t < n; t++) {
         struct strata_session *s = rows[t].session;
         if (code) {
             clear(s); /* part of the states may have moved on */
             continue;
         }
-        if (t == 0 || rows[t - 1].session != s)
+        if (t == 0 || rows[t - 1].session != s) {
             s->pending_first = t;
+            engine->n_pending++;
+        }
         s->pending = t - s->pending_first + 1;
     }
     return code;
@@ -223,6 +238,6 @@ int strata_session_commit(struct strata_session *s, int n, struct strata_error *
     s->length += n;
     s->logits_serial = n ? s->engine->serial : 0;
     s->logits_row = s->pending_first + n - 1;
-    s->pending = 0;
+    settle(s);
     return 0;
 }
