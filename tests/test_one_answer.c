@@ -251,7 +251,7 @@ static void a_window_waits_for_the_commits_of_other_sessions(void **state)
     struct strata_error error;
     run_window(engine, draft, 2);
     assert_int_equal(strata_window_run(engine, &other, 1, &error), STRATA_E_ARGUMENT);
-    assert_string_equal(error.text, "1 sessions of the last window were not committed");
+    assert_string_equal(error.text, "a session of the last window was not committed");
     assert_int_equal(strata_session_commit(first, 2, NULL), 0);
     run_window(engine, &other, 1);
     strata_session_close(second); /* closing counts as a decision */

@@ -187,7 +187,7 @@ int strata_window_run(struct strata_engine *engine, const struct strata_row *row
             return error_set(error, STRATA_E_ARGUMENT, "row %d of the window does not follow row %d", t, t - 1);
     }
     if (engine->n_pending)
-        return error_set(error, STRATA_E_ARGUMENT, "%d sessions of the last window were not committed", engine->n_pending);
+        return error_set(error, STRATA_E_ARGUMENT, "a session of the last window was not committed");
     struct model_row model_rows[STRATA_MAX_ROWS] = { 0 };
     for (int t = 0, i = 0; t < n; t++) {
         struct strata_session *s = rows[t].session;
