@@ -30,6 +30,11 @@ compare() { # NAME MODEL PROMPT TOKENS ROUNDS
         [ -x "$peer" ] && theirs+=("$("$peer" bench "$model" "$threads" "$prompt" "$tokens" 2>/dev/null | sed -nE 's/.*decode [^0-9]*[0-9]* ?t?o?k?e?n?s? ?([0-9.]+) tok.*/\1/p' | tail -n 1)")
     done
     local a b=-
+    case " ${ours[*]} ${theirs[*]-x} " in *"  "*)
+        echo "$name: a program gave no figure" >&2
+        exit 1
+        ;;
+    esac
     a=$(printf '%s\n' "${ours[@]}" | median)
     [ ${#theirs[@]} -gt 0 ] && b=$(printf '%s\n' "${theirs[@]}" | median)
     echo "$a $b" | awk -v name="$name" '{ printf "%-28s decode: strata %8.1f tok/s, llama.cpp %8s tok/s%s\n", name, $1, $2, $2 > 0 ? sprintf(", ratio %.2f", $1 / $2) : "" }'

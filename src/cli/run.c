@@ -52,7 +52,9 @@ struct run {
     struct strata_engine *engine;
     struct strata_session *session;
     struct sampler *sampler;
-    uint64_t *layer_hashes; /* [n_layers] of the position being computed */
+    uint32_t *allowed;      /* a bit per token: padding of the vocabulary is never written */
+    uint64_t *layer_hashes; /* [STRATA_MAX_ROWS][n_layers] of the last window's positions, by position % STRATA_MAX_ROWS */
+    int n_layers;
 };
 
 enum { OPT_SPECIAL = 256, OPT_SHOW_SPECIAL, OPT_IGNORE_EOS, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT, OPT_FREQUENCY, OPT_PRESENCE, OPT_LAST_N,
@@ -154,27 +156,33 @@ static int apply_hints(struct run *run, struct strata_error *error)
 static void hash_layer(void *context, const struct strata_session *session, int position, int layer, const float *residual, int width)
 {
     struct run *run = context;
-    run->layer_hashes[layer] = XXH64(residual, (size_t)width * sizeof *residual, 0);
+    run->layer_hashes[position % STRATA_MAX_ROWS * run->n_layers + layer] = XXH64(residual, (size_t)width * sizeof *residual, 0);
 }
 
-static void print_hash(const struct run *run, const struct strata_info *info, int position)
+static void print_hash(const struct run *run, const struct strata_info *info, int row, int position)
 {
-    printf("%d %016" PRIx64, position, (uint64_t)XXH64(strata_session_logits(run->session), (size_t)info->n_vocab * sizeof(float), 0));
+    printf("%d %016" PRIx64, position, (uint64_t)XXH64(strata_window_logits(run->engine, row), (size_t)info->n_vocab * sizeof(float), 0));
     for (int i = 0; run->hash_layers && i < info->n_layers; i++)
-        printf(" %016" PRIx64, run->layer_hashes[i]);
+        printf(" %016" PRIx64, run->layer_hashes[position % STRATA_MAX_ROWS * info->n_layers + i]);
     printf("\n");
 }
 
-/* Reads the prompt. With --hash every position's logits are wanted, so it goes row by row. */
+/* Reads the prompt; with --hash every position's logits are wanted. */
 static int read_prompt(struct run *run, const struct strata_info *info, const int32_t *ids, int n, struct strata_error *error)
 {
     if (!run->hash)
         return strata_session_sync(run->session, ids, n, (int)run->window, run->quiet ? cli_silent_progress : cli_progress, "reading the prompt", error);
     int code = 0;
-    for (int i = 1; !code && i <= n && !cli_interrupted() && !ferror(stdout); i++) {
-        code = strata_session_sync(run->session, ids, i, 1, NULL, NULL, error);
+    for (int at = 0, count; !code && at < n && !cli_interrupted() && !ferror(stdout); at += count) {
+        struct strata_row rows[STRATA_MAX_ROWS];
+        count = n - at < run->window ? n - at : (int)run->window;
+        for (int t = 0; t < count; t++)
+            rows[t] = (struct strata_row){ run->session, ids[at + t], true, true };
+        code = strata_window_run(run->engine, rows, count, error);
+        for (int t = 0; !code && t < count; t++)
+            print_hash(run, info, t, at + t);
         if (!code)
-            print_hash(run, info, i - 1);
+            code = strata_session_commit(run->session, count, error);
     }
     return code;
 }
@@ -210,7 +218,7 @@ static int write_text(struct run *run, const struct strata_info *info, struct st
         if (code)
             break;
         if (run->hash)
-            print_hash(run, info, length);
+            print_hash(run, info, 0, length);
     }
     if (!run->hash) {
         fwrite(out, 1, utf8_stream_end(&stream, out), stdout);
@@ -269,9 +277,15 @@ static int run_model(struct run *run, struct strata_error *error)
     if (run->n_tokens < 0)
         run->n_tokens = run->context;
     code = strata_session_open(&run->session, run->engine, (int)run->context, run->kv, error);
-    run->layer_hashes = calloc((size_t)info.n_layers, sizeof *run->layer_hashes);
-    if (!code && !run->layer_hashes)
+    run->n_layers = info.n_layers;
+    run->layer_hashes = calloc((size_t)info.n_layers * STRATA_MAX_ROWS, sizeof *run->layer_hashes);
+    run->allowed = calloc((size_t)info.n_vocab / 32 + 1, sizeof *run->allowed);
+    if (!code && (!run->layer_hashes || !run->allowed))
         code = error_set(error, STRATA_E_MEMORY, "out of memory");
+    for (int id = 0; !code && id < info.n_vocab; id++)
+        if (tokenizer_type(run->tokenizer, id) != TOKEN_UNUSED)
+            run->allowed[id / 32] |= 1u << id % 32;
+    run->sample.allowed = run->allowed;
     if (!code)
         code = sampler_create(&run->sampler, info.n_vocab, error);
     if (!code && run->hash_layers)
@@ -316,5 +330,6 @@ int cli_run(int argc, char **argv)
     tokenizer_destroy(run.tokenizer);
     gguf_close(run.gguf);
     free(run.layer_hashes);
+    free(run.allowed);
     return code < 0 ? cli_fail(&error) : CLI_OK;
 }

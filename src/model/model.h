@@ -33,7 +33,7 @@ struct model_arch {
     void (*destroy)(struct model *model);
     int (*window_create)(struct model_window **out, const struct model *model, struct strata_error *error);
     void (*window_destroy)(struct model_window *window);
-    /* Bytes of a sequence's state at full context (address space; only used pages count). */
+    /* A sequence's memory for `context` tokens; address space only, pages count when they are used. */
     int (*state_create)(struct model_state **out, const struct model *model, int context, enum kv_type kv, struct strata_error *error);
     void (*state_destroy)(struct model_state *state);
     void (*state_reset)(struct model_state *state); /* back to an empty sequence */

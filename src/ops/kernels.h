@@ -4,7 +4,8 @@
  * AVX-512 replaces again; all give the same bits (tests: `checkops`). Kernels know nothing of threads, models or where the memory
  * came from; ops/cpu.c shares an operation out over threads. The table is filled once, at start.
  *
- * Quirks of a processor (slow gathers) choose between versions of one entry, never between results.
+ * A quirk of a processor may choose between versions of one entry, never between results. None does so far: gathers, the usual one, lost
+ * to scalar loads even where they are fast (docs/LEARNED.md #8).
  */
 #ifndef OPS_KERNELS_H
 #define OPS_KERNELS_H
