@@ -86,6 +86,27 @@ static void half_rounds_to_nearest_even(void **state)
     }
 }
 
+static void rope_cosines_and_sines_are_the_rounded_exact_ones(void **state)
+{
+    int different = 0;
+    for (uint32_t i = 0; i < 4000000; i++) {
+        float x = (float)(i % 2 ? i : i * 4.193f) * (i % 3 ? 1.0f : 1e-4f), c, s;
+        math_cos_sin((double)x, &c, &s);
+        /* libm is within an ulp of double: a float may differ where the exact value lies that close to the middle of two */
+        different += c != (float)cos((double)x) || s != (float)sin((double)x);
+        assert_true(fabs((double)c - cos((double)x)) < 6.1e-8 && fabs((double)s - sin((double)x)) < 6.1e-8);
+    }
+    assert_in_range(different, 0, 2);
+}
+
+static void rope_frequencies_are_powers_of_the_base(void **state)
+{
+    static const double bases[] = { 1, 1e4, 1e6, 1e7, 1e12 };
+    for (size_t b = 0; b < 5; b++)
+        for (int n = 1; n <= 128; n++)
+            assert_true(fabs(math_inverse_root(bases[b], n) * pow(bases[b], 1.0 / n) - 1) < 1e-14);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -93,6 +114,7 @@ int main(void)
         cmocka_unit_test(sigmoid_is_within_2_ulp_everywhere), cmocka_unit_test(silu_is_within_2_ulp_everywhere),
         cmocka_unit_test(softplus_is_within_2_ulp_everywhere), cmocka_unit_test(special_values_pass_through),
         cmocka_unit_test(every_half_survives_a_round_trip), cmocka_unit_test(half_rounds_to_nearest_even),
+        cmocka_unit_test(rope_cosines_and_sines_are_the_rounded_exact_ones), cmocka_unit_test(rope_frequencies_are_powers_of_the_base),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,8 @@
  */
 #include "model/qwen4exp.h"
 
-#include <math.h>
+#include "ops/math.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -281,22 +282,20 @@ static int window_create(struct model_window **out, const struct model *model, s
     }
     window_layout(w);
     int n_pairs = m->layers[0].attention_shape.n_pairs;
-    for (int i = 0; i < n_pairs; i++)
-        w->inverse_frequency[i] = (float)(1.0 / pow(m->rope_base, (double)i / n_pairs));
+    double step = math_inverse_root(m->rope_base, n_pairs), frequency = 1;
+    for (int i = 0; i < n_pairs; i++, frequency *= step)
+        w->inverse_frequency[i] = (float)frequency;
     *out = w;
     return 0;
 }
 
 /* ---- The forward pass -------------------------------------------------------------------------------------------------------------- */
 
-/* The angle is rounded to float32 as the reference does; cosine and sine come from the host's double functions. */
+/* The angle is rounded to float32 as the reference does. */
 static void rope_table(const struct model_window *w, int position, float *cosines, float *sines, int n_pairs)
 {
-    for (int i = 0; i < n_pairs; i++) {
-        double angle = (double)((float)position * w->inverse_frequency[i]);
-        cosines[i] = (float)cos(angle);
-        sines[i] = (float)sin(angle);
-    }
+    for (int i = 0; i < n_pairs; i++)
+        math_cos_sin((double)((float)position * w->inverse_frequency[i]), &cosines[i], &sines[i]);
 }
 
 static int find_spans(struct model_window *w, struct strata_error *error)

@@ -92,4 +92,39 @@ static inline float math_softplus(float x)
     return x > 20.0f ? x : y;
 }
 
+/* ---- Host tables (rope). In double with +, -, *, / and fma only, so that they do not depend on the C library either. ---------------------- */
+
+/* Cosine and sine of x, 0 <= x < 2^30, rounded to float. x = n pi/2 + r with pi/2 in two parts; Taylor to r^17 leaves 1e-17. */
+static inline void math_cos_sin(double x, float *cosine, float *sine)
+{
+    double n = (x * 0x1.45f306dc9c883p-1 + 0x1.8p52) - 0x1.8p52;
+    double r = fma(n, -0x1.921fb54442d18p0, x);
+    r = fma(n, -0x1.1a62633145c07p-54, r);
+    double z = r * r, s = 0, c = 0;
+    for (int k = 17; k >= 3; k -= 2) /* 1 - z/(2*3) (1 - z/(4*5) (1 - ... */
+        s = (1 - s) * z / (double)(k * (k - 1));
+    for (int k = 16; k >= 2; k -= 2)
+        c = (1 - c) * z / (double)(k * (k - 1));
+    s = r * (1 - s);
+    c = 1 - c;
+    int quadrant = (int)((int64_t)n & 3);
+    *cosine = (float)(quadrant == 0 ? c : quadrant == 1 ? -s : quadrant == 2 ? -c : s);
+    *sine = (float)(quadrant == 0 ? s : quadrant == 1 ? c : quadrant == 2 ? -s : -c);
+}
+
+/* base^(-1/n) for base >= 1: Newton's method for the root, which falls towards it from above. */
+static inline double math_inverse_root(double base, int n)
+{
+    double root = 1 + (base - 1) / n;
+    for (;;) {
+        double power = 1;
+        for (int i = 1; i < n; i++)
+            power *= root;
+        double next = ((n - 1) * root + base / power) / n;
+        if (!(next < root))
+            return 1 / root;
+        root = next;
+    }
+}
+
 #endif
