@@ -37,7 +37,7 @@ compare() { # NAME MODEL PROMPT TOKENS ROUNDS
     esac
     a=$(printf '%s\n' "${ours[@]}" | median)
     [ ${#theirs[@]} -gt 0 ] && b=$(printf '%s\n' "${theirs[@]}" | median)
-    echo "$a $b" | awk -v name="$name" '{ printf "%-28s decode: strata %8.1f tok/s, llama.cpp %8s tok/s%s\n", name, $1, $2, $2 > 0 ? sprintf(", ratio %.2f", $1 / $2) : "" }'
+    echo "$a $b" | awk -v name="$name" '{ printf "%-28s decode: strata %8.1f tok/s, llama.cpp %8s tok/s%s\n", name, $1, $2, ($2 > 0 ? sprintf(", ratio %.2f", $1 / $2) : "") }'
 }
 
 echo "decoding, $threads threads, medians"
