@@ -321,6 +321,13 @@ check "quantize names a missing file" failed_with "$work/none.gguf: cannot open"
 interrupt 0.3 "while quantizing" quantize "$model" "$work/stopped.gguf" --type IQ3_S
 check "and leaves nothing behind" eval "! ls $work | grep -q stopped"
 
+# ---- The input is never written over ------------------------------------------------------------------------------------------------------
+
+cp "$model" "$work/same.gguf"
+"$strata" quantize "$work/same.gguf" "$work/./same.gguf" --type Q2_0 >"$work/out" 2>"$work/err"
+check "quantize refuses its own input as output" [ $? -eq 1 ]
+check "and leaves it as it was" cmp -s "$work/same.gguf" "$model"
+
 # ---- Memory ---------------------------------------------------------------------------------------------------------------------------
 
 # The state of 8192 tokens: 2 attention layers of 2 (keys, values) x 2 heads x 256 x 2 bytes, and the index keys of every 4 tokens

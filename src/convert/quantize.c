@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 struct input {
     const struct gguf *gguf;
@@ -66,6 +67,16 @@ static void copy_keys(const struct gguf *gguf, struct gguf_writer *writer)
     }
 }
 
+/* Writing over an input would destroy a download that cannot be made again. */
+static int refuse_same_file(const struct gguf *gguf, const char *out, struct strata_error *error)
+{
+    struct stat target, source;
+    for (int i = 0; stat(out, &target) == 0 && i < gguf->n_files; i++)
+        if (fstat(gguf->files[i].fd, &source) == 0 && source.st_dev == target.st_dev && source.st_ino == target.st_ino)
+            return error_set(error, STRATA_E_ARGUMENT, "%s is the input itself: choose another name for the output", out);
+    return 0;
+}
+
 int convert_quantize(const char *in, const char *out, const struct convert_options *options, struct convert_summary *summary,
                      struct strata_error *error)
 {
@@ -74,6 +85,8 @@ int convert_quantize(const char *in, const char *out, const struct convert_optio
     struct emit emit;
     emit_create(&emit, options, summary);
     int code = gguf_open(&gguf, in, error);
+    if (!code)
+        code = refuse_same_file(gguf, out, error);
     for (uint64_t i = 0; !code && i < gguf->n_tensors; i++)
         code = add_tensor(&emit, gguf, &gguf->tensors[i], error);
     if (!code)
