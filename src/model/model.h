@@ -14,7 +14,7 @@ struct model;
 struct model_state;
 struct model_window;
 
-/* One row of a window. Rows of one sequence are neighbours, at ascending consecutive positions. */
+/* One row of a window. Rows of one sequence are neighbours, at ascending consecutive positions inside its context; session/ checked that. */
 struct model_row {
     struct model_state *state;
     const int32_t *tokens; /* the sequence's tokens, tokens[position] (in the vocabulary: the caller checked) is this row's; earlier ones are the n-gram context */

@@ -298,20 +298,16 @@ static void rope_table(const struct model_window *w, int position, float *cosine
         math_cos_sin((double)((float)position * w->inverse_frequency[i]), &cosines[i], &sines[i]);
 }
 
-static int find_spans(struct model_window *w, struct strata_error *error)
+static void find_spans(struct model_window *w)
 {
     w->n_spans = 0;
     for (int t = 0; t < w->n; t++) {
         const struct model_row *row = &w->rows[t], *before = t ? row - 1 : NULL;
-        if (row->position < 0 || row->position >= row->state->context)
-            return error_set(error, STRATA_E_ARGUMENT, "position %d is outside the session's context of %d tokens", row->position, row->state->context);
         if (!before || before->state != row->state) {
             w->spans[w->n_spans] = (struct row_span){ t, 1, row->certain };
             w->span_state[w->n_spans++] = row->state;
             continue;
         }
-        if (row->position != before->position + 1 || (row->certain && !before->certain))
-            return error_set(error, STRATA_E_ARGUMENT, "row %d of the window does not follow row %d", t, t - 1);
         w->spans[w->n_spans - 1].n++;
         w->spans[w->n_spans - 1].keep += row->certain;
     }
@@ -321,7 +317,6 @@ static int find_spans(struct model_window *w, struct strata_error *error)
         state->span_n = w->spans[s].n;
         state->span_keep = w->spans[s].keep;
     }
-    return 0;
 }
 
 /* Looks at n rows that gates, a rounding or a choice may hide a NaN or an infinity of from the check of the residual. */
@@ -534,9 +529,8 @@ static int forward(struct model_window *w, const struct model_row *rows, int n, 
     w->rows = rows;
     w->n = n;
     w->broken = false;
-    int code = find_spans(w, error);
-    if (code)
-        return code;
+    find_spans(w);
+    int code = 0;
     uint64_t ids[ROWS] = { 0 };
     size_t hidden = (size_t)m->model.hidden, width = (size_t)m->wide;
     const struct attention_shape *shape = &m->layers[0].attention_shape;
