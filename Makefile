@@ -47,7 +47,7 @@ fuzz: deps-test ## 60 s of libFuzzer per target (needs clang)
 	@tests/fuzz.sh 60
 
 programs: $(PROGRAMS)
-tests: $(TESTS) programs all
+tests: $(TESTS) $(BUILD)/tests/fault_shim.so programs all
 
 deps:
 	@tools/deps.sh build
@@ -82,6 +82,10 @@ $(BUILD)/%.o: %.c
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(UBSAN) $(NUMBERS) $(WARN) -MMD -MP -c -o $@ $<
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libstrata.a
 	$(CC) $(CFLAGS) $(UBSAN) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka -ldl
+# Loaded into programs by tests/*.sh; without sanitizers, which come with the program.
+$(BUILD)/tests/fault_shim.so: tests/fault_shim.c
+	@mkdir -p $(@D)
+	$(CC) -std=gnu11 -O1 -g $(WARN) -shared -fPIC -o $@ $< -ldl
 $(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/libstrata.a
 	$(CC) $(CFLAGS) $(UBSAN) $(LDFLAGS) -o $@ $^ $(LDLIBS) -ldl
 $(BUILD)/tools/%: $(BUILD)/tools/%.o $(BUILD)/libstrata.a

@@ -25,6 +25,7 @@ enum {
     STRATA_E_ARGUMENT = -5,    /* the caller asked for something impossible */
     STRATA_E_NUMERIC = -6,     /* a value was not finite; the sentence names the layer */
     STRATA_E_STOPPED = -7,     /* the progress callback asked to stop */
+    STRATA_E_STALLED = -8,     /* a thread or a device hangs; the engine computes nothing more */
 };
 
 /* Filled by the function that failed: one sentence, without a full stop or newline. Owned by the caller. */
@@ -40,10 +41,36 @@ enum { STRATA_MAX_ROWS = 8 }; /* rows of a window */
 struct strata_engine;
 struct strata_session;
 
+/* A simulated device: a thread with memory of its own that does what a graphics card would do. For tests and for studying cache policies; it
+ * is no faster than the CPU. */
+struct strata_sim {
+    uint64_t vram_bytes;      /* for experts */
+    double link_bytes_per_s;  /* 0: as fast as memory */
+    double latency_s;         /* of a copy */
+    unsigned delay_us;        /* random pauses up to this in every lane, to find races */
+    const char *stall;        /* "hit", "link" or "cpu": that lane hangs in layer stall_layer from window stall_window on. NULL: none */
+    int stall_layer;
+    uint64_t stall_window;
+};
+
+/* All zero means defaults. */
 struct strata_options {
-    int threads;                            /* 0: one per physical core */
+    int threads;                                  /* 0: one per physical core */
     bool (*progress)(void *context, double part); /* loading, 0..1; returns false to stop. NULL: silent */
     void *progress_context;
+
+    const char *pack;                 /* the experts in tiled form, from `strata pack`; NULL: read from the model file */
+    bool verify;                      /* compare the pack's hashes with what was read */
+    bool ignore_memory;               /* load even if it does not seem to fit into RAM */
+
+    const struct strata_sim *sim;     /* experts are computed by a simulated device and the CPU together; NULL: by the CPU */
+    const char *policy;               /* which experts the device keeps: "lfu", "lru", "none", ...; settings after a colon. NULL: the default */
+    int max_swaps;                    /* experts exchanged at once, 0: 96; negative: none */
+    int swap_period, swap_lag;        /* windows between two plans, and until a plan's experts are used. 0: 4 */
+    bool fixed_share; int link_share; /* 0..256: so many 256ths of the misses go over the link. Not fixed: measured and chosen */
+    const char *profile;              /* which experts to begin with, from strata_engine_save_profile. NULL: none */
+    const char *trace;                /* a file that gets every window's routing (docs/FORMAT.md). NULL: none */
+    double watchdog_s;                /* a lane that does nothing for so long is an error; 0: 20 s */
 };
 
 /* Opens a GGUF file (the first of a split model) and loads it. Sentences say what is wrong with a file. */
@@ -56,8 +83,28 @@ struct strata_info {
     int threads;
     int n_vocab, n_layers, max_context;
     uint64_t weight_bytes;  /* RAM for weights; embedding tables stay in the file */
+    uint64_t expert_bytes;  /* of it for experts */
+    const char *device;     /* "cpu" or "sim" */
 };
 void strata_engine_info(const struct strata_engine *engine, struct strata_info *info);
+
+/* What the experts' lanes did: in device memory (hit), brought over the link, on the CPU. Times are of one layer of one window in which the lane
+ * had work, over the last 256 windows. A request is one distinct expert of a layer of a window. */
+enum strata_lane { STRATA_LANE_HIT, STRATA_LANE_LINK, STRATA_LANE_CPU, STRATA_LANES };
+struct strata_lane_stats { uint64_t experts, bytes; double mean_us, p95_us; };
+struct strata_stats {
+    uint64_t windows, requests, hits, swaps, swap_bytes; /* of the whole model */
+    int slots;                                           /* experts that the device can hold */
+    uint64_t slot_bytes;
+    struct strata_lane_stats lanes[STRATA_LANES];
+    double layer_mean_us, layer_p95_us;                  /* until all lanes were done; 0 without a device */
+};
+/* `layer`: lanes of that layer alone; -1: of all. */
+void strata_engine_stats(const struct strata_engine *engine, int layer, struct strata_stats *stats);
+/* Writes which experts this run used most. A failure leaves an older file as it was. */
+int strata_engine_save_profile(const struct strata_engine *engine, const char *path, struct strata_error *error);
+/* Completes the trace. Closing the engine does so too, but cannot say that the disk was full. */
+int strata_engine_end_trace(struct strata_engine *engine, struct strata_error *error);
 
 /* After every layer of every window, one call per row: residual is the wide residual [width] of that row. For hashes and tests. NULL ends it. */
 typedef void strata_probe_fn(void *context, const struct strata_session *session, int position, int layer, const float *residual, int width);

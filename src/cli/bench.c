@@ -1,5 +1,6 @@
 /* bench.c - `strata bench`: prompt and decoding speed of a model, medians of several runs. */
 #include "cli/cli.h"
+#include "cli/engine_options.h"
 
 #include "gguf/gguf.h"
 
@@ -15,8 +16,8 @@ static const char help[] =
     "  -p, --prompt N      prompt tokens (default 128)\n"
     "  -n, --tokens N      tokens to decode (default 64)\n"
     "  -r, --runs N        runs (default 5)\n"
-    "      --window N      rows per pass while reading the prompt (default 8)\n"
-    "      --threads N     default: one per physical core\n";
+    "      --window N      rows per pass while reading the prompt (default 8)\n\n"
+    ENGINE_OPTIONS_HELP;
 
 enum { MAX_RUNS = 99 };
 
@@ -31,7 +32,7 @@ static int32_t best(const float *logits, int n)
     return at;
 }
 
-struct bench { const char *model; long long prompt, tokens, runs, window, threads; };
+struct bench { const char *model; long long prompt, tokens, runs, window; struct engine_options computing; };
 
 /* One run on a fresh session; seconds per part. */
 static int measure(struct strata_engine *engine, const struct bench *b, const int32_t *ids, double *prompt, double *decode, struct strata_error *error)
@@ -58,7 +59,7 @@ static int measure(struct strata_engine *engine, const struct bench *b, const in
     return code;
 }
 
-static int bench(const struct bench *b, struct strata_error *error)
+static int bench(struct bench *b, struct strata_error *error)
 {
     struct strata_engine *engine;
     struct gguf *gguf;
@@ -68,7 +69,9 @@ static int bench(const struct bench *b, struct strata_error *error)
         return code;
     gguf_get_bool(gguf, "strata.synthetic", &synthetic, NULL);
     gguf_close(gguf);
-    code = strata_engine_open(&engine, b->model, &(struct strata_options){ (int)b->threads, cli_progress, "loading" }, error);
+    b->computing.options.progress = cli_progress;
+    b->computing.options.progress_context = "loading";
+    code = strata_engine_open(&engine, b->model, &b->computing.options, error);
     if (code)
         return code;
     struct strata_info info;
@@ -87,6 +90,7 @@ static int bench(const struct bench *b, struct strata_error *error)
         printf("%s%s: %s, %d threads; median of %lld runs: prompt %lld tokens %.1f tok/s, decode %lld tokens %.1f tok/s; peak memory %.0f MB\n",
                synthetic ? "synthetic: " : "", b->model, info.isa, info.threads, b->runs, b->prompt, (double)b->prompt / prompt[b->runs / 2], b->tokens,
                (double)b->tokens / decode[b->runs / 2], cli_peak_memory_mb());
+        code = engine_options_report(&b->computing, engine, error);
     }
     free(ids);
     strata_engine_close(engine);
@@ -97,10 +101,11 @@ int cli_bench(int argc, char **argv)
 {
     static const struct option options[] = { { "model", required_argument, NULL, 'm' }, { "prompt", required_argument, NULL, 'p' },
                                              { "tokens", required_argument, NULL, 'n' }, { "runs", required_argument, NULL, 'r' },
-                                             { "window", required_argument, NULL, 'w' }, { "threads", required_argument, NULL, 't' },
+                                             { "window", required_argument, NULL, 'w' }, ENGINE_OPTIONS,
                                              { "help", no_argument, NULL, 'h' }, { 0 } };
     struct bench b = { .prompt = 128, .tokens = 64, .runs = 5, .window = STRATA_MAX_ROWS };
     bool ok = true;
+    engine_options_init(&b.computing);
     optind = 1;
     for (int c; ok && (c = getopt_long(argc, argv, "m:p:n:r:h", options, NULL)) != -1;)
         switch (c) {
@@ -109,11 +114,15 @@ int cli_bench(int argc, char **argv)
         case 'n': ok = cli_integer("bench", "-n", optarg, 1, 1 << 20, &b.tokens); break;
         case 'r': ok = cli_integer("bench", "-r", optarg, 1, MAX_RUNS, &b.runs); break;
         case 'w': ok = cli_integer("bench", "--window", optarg, 1, STRATA_MAX_ROWS, &b.window); break;
-        case 't': ok = cli_integer("bench", "--threads", optarg, 1, 1024, &b.threads); break;
         case 'h': fputs(help, stdout); return CLI_OK;
-        default: return cli_usage("bench", "wrong option");
+        default: {
+            int taken = engine_option(&b.computing, "bench", c, optarg);
+            if (taken == 0)
+                return cli_usage("bench", "wrong option");
+            ok = taken > 0;
         }
-    if (!ok)
+        }
+    if (!ok || !engine_options_finish(&b.computing, "bench"))
         return CLI_USAGE;
     if (optind < argc || !b.model)
         return optind < argc ? cli_usage("bench", "unexpected argument '%s'", argv[optind]) : cli_usage("bench", "no model: -m FILE");

@@ -15,6 +15,7 @@ int cli_bench(int argc, char **argv);
 int cli_convert(int argc, char **argv);
 int cli_quantize(int argc, char **argv);
 int cli_synth(int argc, char **argv);
+int cli_pack(int argc, char **argv);
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_STOPPED = 130 };
 

@@ -12,6 +12,7 @@ static const struct { const char *name; int (*main)(int, char **); const char *s
     { "convert", cli_convert, "make a GGUF file from a Hugging Face checkpoint" },
     { "quantize", cli_quantize, "re-encode a GGUF file in other types" },
     { "synth", cli_synth, "write a model of real shapes with random weights" },
+    { "pack", cli_pack, "write the experts in their tiled form, for faster starts" },
 };
 
 static void print_help(FILE *out)

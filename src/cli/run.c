@@ -1,5 +1,6 @@
 /* run.c - `strata run`: text in, text out. */
 #include "cli/cli.h"
+#include "cli/engine_options.h"
 #include "cli/input.h"
 
 #include "gguf/gguf.h"
@@ -36,17 +37,17 @@ static const char help[] =
     "      --repeat-penalty X  1: none      --frequency-penalty X, --presence-penalty X  0: none\n"
     "      --penalty-last-n N  tokens the penalties look back on (default 64; -1: all)\n"
     "      --seed N            default: a random one, printed\n\n"
-    "Computing:\n"
-    "      --threads N         default: one per physical core\n"
-    "      --kv f16|int8       type of the KV cache (default f16); the one setting that changes the arithmetic\n"
-    "      --window N          rows per pass while reading the prompt, 1 to 8 (default 8; the same bits with any)\n"
+    "      --kv f16|int8       type of the KV cache (default f16); the one setting that changes the arithmetic\n\n"
+    ENGINE_OPTIONS_HELP
+    "\n      --window N          rows per pass while reading the prompt, 1 to 8 (default 8)\n"
     "      --hash[=layers]     print a hash of every position's logits (and of every layer) instead of the text\n";
 
 struct run {
     const char *model, *prompt, *file;
-    long long n_tokens, context, threads, window;
+    long long n_tokens, context, window;
     bool special, show_special, ignore_eos, quiet, hash, hash_layers, seeded, help;
     enum strata_kv kv;
+    struct engine_options computing;
     struct sample_params sample;
     struct gguf *gguf;
     struct tokenizer *tokenizer;
@@ -59,7 +60,7 @@ struct run {
 };
 
 enum { OPT_SPECIAL = 256, OPT_SHOW_SPECIAL, OPT_IGNORE_EOS, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT, OPT_FREQUENCY, OPT_PRESENCE, OPT_LAST_N,
-       OPT_SEED, OPT_THREADS, OPT_KV, OPT_WINDOW, OPT_HASH };
+       OPT_SEED, OPT_KV, OPT_WINDOW, OPT_HASH };
 
 static const struct option options[] = {
     { "model", required_argument, NULL, 'm' }, { "prompt", required_argument, NULL, 'p' }, { "file", required_argument, NULL, 'f' },
@@ -68,8 +69,9 @@ static const struct option options[] = {
     { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, { "temp", required_argument, NULL, OPT_TEMP }, { "top-k", required_argument, NULL, OPT_TOP_K },
     { "top-p", required_argument, NULL, OPT_TOP_P }, { "min-p", required_argument, NULL, OPT_MIN_P }, { "repeat-penalty", required_argument, NULL, OPT_REPEAT },
     { "frequency-penalty", required_argument, NULL, OPT_FREQUENCY }, { "presence-penalty", required_argument, NULL, OPT_PRESENCE },
-    { "penalty-last-n", required_argument, NULL, OPT_LAST_N }, { "seed", required_argument, NULL, OPT_SEED }, { "threads", required_argument, NULL, OPT_THREADS },
-    { "kv", required_argument, NULL, OPT_KV }, { "window", required_argument, NULL, OPT_WINDOW }, { "hash", optional_argument, NULL, OPT_HASH }, { 0 },
+    { "penalty-last-n", required_argument, NULL, OPT_LAST_N }, { "seed", required_argument, NULL, OPT_SEED }, 
+    { "kv", required_argument, NULL, OPT_KV }, { "window", required_argument, NULL, OPT_WINDOW }, { "hash", optional_argument, NULL, OPT_HASH },
+    ENGINE_OPTIONS, { 0 },
 };
 
 /* The file's hints apply where the command line is silent; NAN and -1 mark silence until the file is open. */
@@ -100,7 +102,6 @@ static int parse(struct run *run, int argc, char **argv)
         case OPT_PRESENCE: ok = cli_number("run", "--presence-penalty", optarg, -100, 100, &presence); break;
         case OPT_LAST_N: ok = cli_integer("run", "--penalty-last-n", optarg, -1, 1 << 24, &last_n); break;
         case OPT_SEED: ok = cli_integer("run", "--seed", optarg, 0, INT64_MAX, &seed); run->seeded = true; break;
-        case OPT_THREADS: ok = cli_integer("run", "--threads", optarg, 1, 1024, &run->threads); break;
         case OPT_WINDOW: ok = cli_integer("run", "--window", optarg, 1, STRATA_MAX_ROWS, &run->window); break;
         case OPT_KV:
             if (strcmp(optarg, "f16") && strcmp(optarg, "int8"))
@@ -113,7 +114,12 @@ static int parse(struct run *run, int argc, char **argv)
             run->hash = true;
             run->hash_layers = optarg != NULL;
             break;
-        default: return cli_usage("run", "wrong option");
+        default: {
+            int taken = engine_option(&run->computing, "run", c, optarg);
+            if (taken == 0)
+                return cli_usage("run", "wrong option");
+            ok = taken > 0;
+        }
         }
     if (!ok)
         return CLI_USAGE;
@@ -123,6 +129,8 @@ static int parse(struct run *run, int argc, char **argv)
         return cli_usage("run", "no model: -m FILE");
     if (run->prompt && run->file)
         return cli_usage("run", "-p and -f exclude each other");
+    if (!engine_options_finish(&run->computing, "run"))
+        return CLI_USAGE;
     run->sample = (struct sample_params){ .temperature = (float)temperature, .top_p = (float)top_p, .min_p = (float)min_p, .top_k = (int)top_k,
                                           .repeat_penalty = (float)repeat, .frequency_penalty = (float)frequency, .presence_penalty = (float)presence,
                                           .penalty_last_n = (int)last_n, .seed = (uint64_t)seed };
@@ -240,9 +248,11 @@ static int run_model(struct run *run, struct strata_error *error)
     code = gguf_get_bool(run->gguf, "strata.synthetic", &synthetic, error);
     if (code >= 0)
         code = apply_hints(run, error);
-    struct strata_options engine_options = { (int)run->threads, run->quiet ? cli_silent_progress : cli_progress, "loading" };
+    struct strata_options *engine_options = &run->computing.options;
+    engine_options->progress = run->quiet ? cli_silent_progress : cli_progress;
+    engine_options->progress_context = "loading";
     if (code >= 0)
-        code = strata_engine_open(&run->engine, run->model, &engine_options, error);
+        code = strata_engine_open(&run->engine, run->model, engine_options, error);
     if (code >= 0)
         code = tokenizer_create(&run->tokenizer, run->gguf, error);
     if (code < 0)
@@ -313,12 +323,15 @@ static int run_model(struct run *run, struct strata_error *error)
         fprintf(stderr, "%s, %d threads; peak memory %.0f MB; temperature %g, top-k %d, top-p %g, seed %" PRIu64 "\n", info.isa, info.threads,
                 cli_peak_memory_mb(), (double)run->sample.temperature, run->sample.top_k, (double)run->sample.top_p, run->sample.seed);
     }
+    if (!code)
+        code = engine_options_report(&run->computing, run->engine, error);
     return !code && cli_interrupted() ? error_set(error, STRATA_E_STOPPED, "stopped") : code;
 }
 
 int cli_run(int argc, char **argv)
 {
     struct run run = { .n_tokens = -1, .window = STRATA_MAX_ROWS };
+    engine_options_init(&run.computing);
     int exit_code = parse(&run, argc, argv);
     if (exit_code || run.help)
         return exit_code;

@@ -1,8 +1,10 @@
 #include "model/loader.h"
 
+#include "base/memory.h"
+#include "model/model.h"
+
 #include <errno.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,14 +13,6 @@
 
 /* A piece is a few tiles of one matrix: small enough that every thread has work and that its staging buffer stays in the cache. */
 enum { PIECE_BYTES = 256 << 10 };
-
-struct loader_piece {
-    const struct gguf_tensor *tensor;
-    int64_t first_row; /* in units of the tensor's rows (all experts counted on) */
-    int n_rows;
-    uint8_t *tiles;
-    size_t stride;
-};
 
 void loader_fail(struct loader *l, int code, const char *format, ...)
 {
@@ -51,29 +45,65 @@ static const struct gguf_tensor *find(struct loader *l, const char *name, int64_
         return NULL;
     }
     if (!t->format) {
-        loader_fail(l, STRATA_E_UNSUPPORTED, "tensor %s has type %s, which Strata cannot compute with", name, quant_type_name(t->type));
+        loader_fail(l, STRATA_E_UNSUPPORTED, "tensor %s has type %s, which Strata cannot compute with", name,
+                    quant_type_name(t->type));
         return NULL;
     }
     bool right = t->dims[0] == width && t->dims[3] == 1 && t->dims[2] == n && (min_rows ? t->dims[1] >= rows : t->dims[1] == rows);
     if (!right) {
         char found[100], wanted[100];
-        loader_fail(l, STRATA_E_FORMAT, "tensor %s has shape %s, wanted %s%s", name, shape_text(found, sizeof found, t->n_dims, t->dims),
-                    min_rows ? "at least " : "", shape_text(wanted, sizeof wanted, n > 1 ? 3 : rows > 1 ? 2 : 1, (int64_t[]){ width, rows, n }));
+        loader_fail(l, STRATA_E_FORMAT, "tensor %s has shape %s, wanted %s%s", name,
+                    shape_text(found, sizeof found, t->n_dims, t->dims), min_rows ? "at least " : "",
+                    shape_text(wanted, sizeof wanted,
+                               n > 1      ? 3
+                               : rows > 1 ? 2
+                                          : 1,
+                               (int64_t[]){ width, rows, n }));
         return NULL;
     }
     if (!t->format->is_float && width % 32) {
-        loader_fail(l, STRATA_E_FORMAT, "tensor %s: row width %lld is not a multiple of 32 (%s)", name, (long long)width, t->format->name);
+        loader_fail(l, STRATA_E_FORMAT, "tensor %s: row width %lld is not a multiple of 32 (%s)", name, (long long)width,
+                    t->format->name);
+        return NULL;
+    }
+    if (t->bytes >> 46) { /* no machine holds it: sums of sizes stay in range */
+        loader_fail(l, STRATA_E_UNSUPPORTED, "tensor %s is larger than 64 TB", name);
         return NULL;
     }
     return t;
 }
 
-#define NAME_FROM(format)                                                                                                                            \
-    char name[128];                                                                                                                                  \
-    va_list args;                                                                                                                                    \
-    va_start(args, format);                                                                                                                          \
-    vsnprintf(name, sizeof name, format, args);                                                                                                      \
+/* A place among the dense weights; in the dry pass it is only counted (rounded as the arena does). */
+static void *take(struct loader *l, uint64_t bytes)
+{
+    if (!l->dry)
+        return arena_alloc(l->arena, (size_t)bytes);
+    if (l->dense_bytes < 1ull << 56)
+        l->dense_bytes += (bytes + 63) & ~(uint64_t)63;
+    return NULL;
+}
+
+#define NAME_FROM(format)                                                                                                          \
+    char name[128];                                                                                                                \
+    va_list args;                                                                                                                  \
+    va_start(args, format);                                                                                                        \
+    vsnprintf(name, sizeof name, format, args);                                                                                    \
     va_end(args)
+
+void loader_add_piece(struct loader *l, struct loader_piece piece)
+{
+    if (l->n_pieces == l->capacity) {
+        size_t capacity = l->capacity ? 2 * l->capacity : 1024;
+        struct loader_piece *more = realloc(l->pieces, capacity * sizeof *more);
+        if (!more) {
+            loader_fail(l, STRATA_E_MEMORY, "out of memory while planning the load");
+            return;
+        }
+        l->pieces = more;
+        l->capacity = capacity;
+    }
+    l->pieces[l->n_pieces++] = piece;
+}
 
 /* Plans the reading of rows [first, first + rows) of a tensor into tiles. */
 static void plan(struct loader *l, const struct gguf_tensor *t, int64_t first, int64_t rows, uint8_t *tiles, size_t stride)
@@ -81,18 +111,9 @@ static void plan(struct loader *l, const struct gguf_tensor *t, int64_t first, i
     int64_t per_piece = PIECE_BYTES / (int64_t)(quant_row_bytes(t->format, t->dims[0]) * TILE_ROWS);
     per_piece = (per_piece < 1 ? 1 : per_piece) * TILE_ROWS;
     for (int64_t row = 0; row < rows && !l->code; row += per_piece) {
-        if (l->n_pieces == l->capacity) {
-            size_t capacity = l->capacity ? 2 * l->capacity : 1024;
-            struct loader_piece *more = realloc(l->pieces, capacity * sizeof *more);
-            if (!more) {
-                loader_fail(l, STRATA_E_MEMORY, "out of memory while planning the load");
-                return;
-            }
-            l->pieces = more;
-            l->capacity = capacity;
-        }
         int64_t n = rows - row < per_piece ? rows - row : per_piece;
-        l->pieces[l->n_pieces++] = (struct loader_piece){ t, first + row, (int)n, tiles + (size_t)(row / TILE_ROWS) * stride, stride };
+        loader_add_piece(
+            l, (struct loader_piece){ t, (uint64_t)(first + row), (size_t)n, tiles + (size_t)(row / TILE_ROWS) * stride, stride });
     }
 }
 
@@ -119,9 +140,9 @@ void loader_matrix(struct loader *l, struct matrix *out, int64_t rows, int64_t w
     size_t stride = tile_bytes(t->format, width);
     *out = (struct matrix){ t->format, (int)rows, (int)width, NULL, stride, 1.0f };
     const float *scale = companion_scale(l, name, 1);
+    uint8_t *tiles = take(l, stride * (uint64_t)tile_count(rows));
     if (l->dry)
         return;
-    uint8_t *tiles = arena_alloc(l->arena, stride * (size_t)tile_count(rows));
     out->tiles = tiles;
     plan(l, t, 0, rows, tiles, stride);
     if (scale)
@@ -167,23 +188,27 @@ static bool all_numbers(const struct quant_format *format, const uint8_t *raw, s
     return good;
 }
 
-static int not_a_number(const struct gguf_tensor *t, struct strata_error *error)
+int loader_check_numbers(const struct gguf_tensor *t, const uint8_t *raw, size_t n, struct strata_error *error)
 {
-    return error_set(error, STRATA_E_NUMERIC, "tensor %s holds a value that is not finite: the file is damaged", t->name);
+    return all_numbers(t->format, raw, n)
+               ? 0
+               : error_set(error, STRATA_E_NUMERIC, "tensor %s holds a value that is not finite: the file is damaged", t->name);
 }
 
-/* Reads a small tensor as floats into freshly allocated memory of the arena. */
+/* Reads a small tensor as floats into the arena; NULL in the dry pass. */
 static float *read_floats(struct loader *l, const struct gguf_tensor *t, int64_t n)
 {
-    float *out = arena_alloc(l->arena, (size_t)n * sizeof(float));
+    float *out = take(l, (uint64_t)n * sizeof(float));
+    if (l->dry)
+        return NULL;
     uint8_t *raw = malloc((size_t)t->bytes);
     if (!raw) {
         loader_fail(l, STRATA_E_MEMORY, "out of memory for tensor %s", t->name);
         return NULL;
     }
     l->code = gguf_read(l->gguf, t, 0, raw, t->bytes, l->error);
-    if (!l->code && !all_numbers(t->format, raw, (size_t)n))
-        l->code = not_a_number(t, l->error);
+    if (!l->code)
+        l->code = loader_check_numbers(t, raw, (size_t)n, l->error);
     if (!l->code)
         for (int64_t row = 0; row < t->dims[1]; row++)
             quant_decode(t->format, raw + (size_t)row * quant_row_bytes(t->format, t->dims[0]), t->dims[0], out + row * t->dims[0]);
@@ -195,7 +220,7 @@ void loader_vector(struct loader *l, const float **out, int64_t n, const char *f
 {
     NAME_FROM(format);
     const struct gguf_tensor *t = find(l, name, n, 1, 1, false);
-    if (t && !l->dry)
+    if (t)
         *out = read_floats(l, t, n);
 }
 
@@ -203,9 +228,9 @@ void loader_taps(struct loader *l, const float **out, int64_t channels, int64_t 
 {
     NAME_FROM(format);
     const struct gguf_tensor *t = find(l, name, taps, channels, 1, false);
-    if (!t || l->dry)
+    if (!t)
         return;
-    float *in = read_floats(l, t, channels * taps), *transposed = arena_alloc(l->arena, (size_t)(channels * taps) * sizeof(float));
+    float *in = read_floats(l, t, channels * taps), *transposed = take(l, (uint64_t)(channels * taps) * sizeof(float));
     if (!in)
         return;
     for (int64_t c = 0; c < channels; c++)
@@ -214,109 +239,90 @@ void loader_taps(struct loader *l, const float **out, int64_t channels, int64_t 
     *out = transposed;
 }
 
+/* ---- Experts
+ * --------------------------------------------------------------------------------------------------------------------------- */
+
+/* Some files hold gate and up as one tensor, gate rows first. */
+struct expert_names {
+    bool fused;
+    char gate[GGUF_MAX_NAME], up[GGUF_MAX_NAME], down[GGUF_MAX_NAME];
+};
+
+static struct expert_names expert_names(const struct gguf *gguf, int block)
+{
+    struct expert_names n;
+    snprintf(n.gate, sizeof n.gate, "blk.%d.ffn_gate_up_exps.weight", block);
+    n.fused = gguf_tensor_find(gguf, n.gate) != NULL;
+    if (!n.fused)
+        snprintf(n.gate, sizeof n.gate, "blk.%d.ffn_gate_exps.weight", block);
+    snprintf(n.up, sizeof n.up, "blk.%d.ffn_up_exps.weight", block);
+    snprintf(n.down, sizeof n.down, "blk.%d.ffn_down_exps.weight", block);
+    return n;
+}
+
 void loader_experts(struct loader *l, struct expert_set *out, int n_experts, int hidden, int width, int block)
 {
-    char name[3][GGUF_MAX_NAME], fused_name[GGUF_MAX_NAME];
-    snprintf(name[0], sizeof name[0], "blk.%d.ffn_gate_exps.weight", block);
-    snprintf(name[1], sizeof name[1], "blk.%d.ffn_up_exps.weight", block);
-    snprintf(name[2], sizeof name[2], "blk.%d.ffn_down_exps.weight", block);
-    snprintf(fused_name, sizeof fused_name, "blk.%d.ffn_gate_up_exps.weight", block);
-    /* Some files hold gate and up as one tensor, gate rows first. */
-    bool fused = gguf_tensor_find(l->gguf, fused_name) != NULL;
-    const struct gguf_tensor *gate = fused ? find(l, fused_name, hidden, 2 * width, n_experts, false) : find(l, name[0], hidden, width, n_experts, false);
-    const struct gguf_tensor *up = fused ? gate : find(l, name[1], hidden, width, n_experts, false);
-    const struct gguf_tensor *down = find(l, name[2], width, hidden, n_experts, false);
+    struct expert_names names = expert_names(l->gguf, block);
+    const struct gguf_tensor *gate = find(l, names.gate, hidden, names.fused ? 2 * width : width, n_experts, false);
+    const struct gguf_tensor *up = names.fused ? gate : find(l, names.up, hidden, width, n_experts, false);
+    const struct gguf_tensor *down = find(l, names.down, width, hidden, n_experts, false);
     if (!gate || !up || !down)
         return;
-    struct expert_set set = { .n_experts = n_experts, .hidden = hidden, .width = width, .gate = gate->format, .up = up->format, .down = down->format };
+    struct expert_set set = { .layer = block,
+                              .n_experts = n_experts,
+                              .hidden = hidden,
+                              .width = width,
+                              .gate = gate->format,
+                              .up = up->format,
+                              .down = down->format,
+                              .blobs = l->dry ? NULL : out->blobs }; /* loader_reserve has given it its place */
     set.gate_bytes = tile_bytes(set.gate, hidden);
     set.up_bytes = tile_bytes(set.up, hidden);
     set.down_bytes = tile_bytes(set.down, width);
     set.down_offset = (size_t)tile_count(width) * (set.gate_bytes + set.up_bytes);
     set.blob_bytes = set.down_offset + (size_t)tile_count(hidden) * set.down_bytes;
-    set.gate_scale = companion_scale(l, fused ? fused_name : name[0], n_experts);
-    set.up_scale = fused ? set.gate_scale : companion_scale(l, name[1], n_experts);
-    set.down_scale = companion_scale(l, name[2], n_experts);
+    set.gate_scale = companion_scale(l, names.gate, n_experts);
+    set.up_scale = names.fused ? set.gate_scale : companion_scale(l, names.up, n_experts);
+    set.down_scale = companion_scale(l, names.down, n_experts);
     *out = set;
-    if (l->dry)
-        return;
-    uint8_t *blobs = arena_alloc(l->arena, (size_t)n_experts * set.blob_bytes);
-    out->blobs = blobs;
-    for (int e = 0; e < n_experts; e++) {
-        uint8_t *blob = blobs + (size_t)e * set.blob_bytes;
-        int64_t rows = fused ? 2 * width : width;
-        plan(l, gate, e * rows, width, blob, set.gate_bytes + set.up_bytes);
-        plan(l, up, e * rows + (fused ? width : 0), width, blob + set.gate_bytes, set.gate_bytes + set.up_bytes);
-        plan(l, down, (int64_t)e * hidden, hidden, blob + set.down_offset, set.down_bytes);
+    l->store->sets[block] = out;
+}
+
+void loader_plan_experts(struct loader *l, const struct expert_set *set, uint8_t *blobs)
+{
+    struct expert_names names = expert_names(l->gguf, set->layer);
+    const struct gguf_tensor *gate = gguf_tensor_find(l->gguf, names.gate),
+                             *up = names.fused ? gate : gguf_tensor_find(l->gguf, names.up);
+    const struct gguf_tensor *down = gguf_tensor_find(l->gguf, names.down);
+    for (int e = 0; e < set->n_experts; e++) {
+        uint8_t *blob = blobs + (size_t)e * set->blob_bytes;
+        int64_t width = set->width, rows = names.fused ? 2 * width : width;
+        plan(l, gate, e * rows, width, blob, set->gate_bytes + set->up_bytes);
+        plan(l, up, e * rows + (names.fused ? width : 0), width, blob + set->gate_bytes, set->gate_bytes + set->up_bytes);
+        plan(l, down, (int64_t)e * set->hidden, set->hidden, blob + set->down_offset, set->down_bytes);
     }
 }
 
-size_t loader_arena_bytes(const struct gguf *gguf)
-{
-    size_t total = 0;
-    for (uint64_t i = 0; i < gguf->n_tensors; i++) {
-        const struct gguf_tensor *t = &gguf->tensors[i];
-        if (!t->format)
-            continue;
-        /* Experts share alignment per layer only, and gate and up in one tensor end in a tile each; vectors and taps become floats (taps
-         * twice). No machine holds 2^46 bytes: the sum stays in range, and the reservation fails with its own sentence. */
-        if (t->bytes >> 46 || total >> 46)
-            return SIZE_MAX / 2;
-        size_t tiles = (size_t)(tile_count(t->dims[1]) + 1) * (size_t)(t->dims[2] * t->dims[3]) * tile_bytes(t->format, t->dims[0]);
-        size_t floats = t->dims[1] == 1 || t->dims[0] < 32 ? (size_t)(t->dims[0] * t->dims[1]) * 8 : 0;
-        total += (tiles > floats ? tiles : floats) + 256;
-    }
-    return total;
-}
+/* ---- Memory
+ * ---------------------------------------------------------------------------------------------------------------------------- */
 
-struct run { struct loader *l; size_t first; _Atomic int code; struct strata_error error; _Atomic bool taken; };
-
-static void run_piece(void *context, int item)
+void loader_reserve(struct loader *l, const struct load_options *options)
 {
-    struct run *run = context;
-    const struct loader_piece *p = &run->l->pieces[run->first + (size_t)item];
-    const struct gguf_tensor *t = p->tensor;
-    size_t row_bytes = quant_row_bytes(t->format, t->dims[0]), bytes = (size_t)p->n_rows * row_bytes;
-    struct strata_error error = { 0 };
-    uint8_t *raw = atomic_load(&run->code) ? NULL : malloc(bytes);
-    int code = atomic_load(&run->code);
-    if (!code && !raw)
-        code = error_set(&error, STRATA_E_MEMORY, "out of memory while reading tensor %s", t->name);
-    if (!code)
-        code = gguf_read(run->l->gguf, t, (uint64_t)p->first_row * row_bytes, raw, bytes, &error);
-    if (!code && !all_numbers(t->format, raw, (size_t)p->n_rows * (size_t)t->dims[0]))
-        code = not_a_number(t, &error);
-    for (int row = 0; !code && row < p->n_rows; row += TILE_ROWS)
-        tile_pack(t->format, t->dims[0], raw + (size_t)row * row_bytes, p->n_rows - row < TILE_ROWS ? p->n_rows - row : TILE_ROWS,
-                  p->tiles + (size_t)(row / TILE_ROWS) * p->stride);
-    free(raw);
-    if (code && !atomic_exchange(&run->taken, true)) {
-        run->error = error;
-        atomic_store(&run->code, code);
-    }
-}
-
-int loader_run(struct loader *l, struct pool *pool, bool (*progress)(void *, double), void *progress_context)
-{
-    /* In batches of about 64 MB, so that progress can be shown and the user can stop. */
-    enum { BATCH = 256 };
-    struct run run = { .l = l };
-    for (; !l->code && run.first < l->n_pieces; run.first += BATCH) {
-        if (progress && !progress(progress_context, (double)run.first / (double)l->n_pieces))
-            loader_fail(l, STRATA_E_STOPPED, "loading was stopped");
-        size_t left = l->n_pieces - run.first;
-        if (!l->code)
-            pool_run(pool, left < BATCH ? (int)left : BATCH, run_piece, &run);
-        if (atomic_load(&run.code))
-            loader_fail(l, atomic_load(&run.code), "%s", run.error.text);
-    }
-    if (!l->code && progress)
-        progress(progress_context, 1.0);
-    return l->code;
+    if (!l->code && options->verify && !options->pack)
+        loader_fail(l, STRATA_E_ARGUMENT, "--verify needs --pack: a GGUF file has no hashes to compare with");
+    struct memory_room room = memory_room();
+    if (!l->code && !options->ignore_memory)
+        l->code = store_check_memory(l->store, l->dense_bytes, &room, l->error);
+    if (!l->code)
+        l->code = arena_create(l->arena, (size_t)l->dense_bytes, "the weights outside the experts", l->error);
+    if (!l->code)
+        l->code = store_reserve(l->store, l->error);
+    l->dry = false;
 }
 
 void loader_finish(struct loader *l)
 {
     free(l->pieces);
     l->pieces = NULL;
+    l->n_pieces = l->capacity = 0;
 }

@@ -7,6 +7,7 @@
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
 
+#include "expert/store.h"
 #include "gguf/gguf.h"
 #include "ops/ops.h"
 
@@ -26,10 +27,18 @@ struct model_row {
 /* Called by forward after every layer with the wide residual of every row, [n][width]. */
 typedef void model_probe_fn(void *context, int layer, int n, const float *residual, int width);
 
+struct load_options {
+    const char *pack;                         /* the experts in their tiled form (expert/store.h); NULL: from the GGUF file */
+    bool verify;                              /* compare every layer's experts with the pack's hashes */
+    bool ignore_memory;                       /* load even if the memory check says that it cannot fit */
+    bool (*progress)(void *context, double part); /* 0..1, false stops; NULL: silent */
+    void *progress_context;
+    int direct;                               /* for tests: 1 reads past the page cache, -1 through it, 0 decides by the sizes */
+};
+
 struct model_arch {
     const char *name; /* general.architecture */
-    int (*load)(struct model **out, const struct gguf *gguf, struct ops *ops, bool (*progress)(void *, double), void *progress_context,
-                struct strata_error *error);
+    int (*load)(struct model **out, const struct gguf *gguf, struct ops *ops, const struct load_options *options, struct strata_error *error);
     void (*destroy)(struct model *model);
     int (*window_create)(struct model_window **out, const struct model *model, struct strata_error *error);
     void (*window_destroy)(struct model_window *window);
@@ -48,15 +57,21 @@ struct model_arch {
 struct model {
     const struct model_arch *arch;
     struct ops *ops;
-    int n_vocab, n_layers, hidden, max_context;
+    int n_vocab, n_layers, hidden, max_context, n_used; /* n_used: experts per row */
     uint64_t weight_bytes; /* of RAM for weights */
+    struct expert_store experts;
 };
 
-/* Loads with the architecture that general.architecture names, or says which are known. `progress` (may be NULL) gets 0..1 and returns
- * false to stop. */
-int model_load(struct model **out, const struct gguf *gguf, struct ops *ops, bool (*progress)(void *, double), void *progress_context, struct strata_error *error);
+/* Loads with the architecture that general.architecture names, or says which are known. Without `ops` the model has shapes and sets of
+ * experts, but no weights. `options` may be NULL. */
+int model_load(struct model **out, const struct gguf *gguf, struct ops *ops, const struct load_options *options, struct strata_error *error);
 /* Checks shapes and types without reading weights. */
 int model_check(const struct gguf *gguf, struct strata_error *error);
+
+/* Writes the model's experts in their tiled form (load_options.pack), with `threads` threads (0: pool_default_threads()). One layer at a
+ * time is in memory; `path` is there when all of it is. */
+int model_pack(const struct gguf *gguf, const char *path, int threads, bool (*progress)(void *context, double part), void *progress_context,
+               struct strata_error *error);
 
 extern const struct model_arch model_qwen4exp;
 

@@ -444,6 +444,7 @@ static void ffn_forward(struct model_window *w, const struct ffn_layer *f)
     if (!f->down.format->is_float)
         ops->quantize(ops, n, &w->shared);
     products(w, n, &w->shared, 1, (const struct matrix *[]){ &f->down }, (float *[]){ w->shared_out });
+    ops->experts_wait(ops, n, m->n_used, &f->experts, w->parts);
     ops->combine(ops, n, m->n_used, m->model.hidden, w->parts, &w->route, w->shared_out, w->shared_gate, w->y);
 }
 

@@ -79,13 +79,12 @@ struct qwen4exp {
     struct gated_residual final_mix;
     struct ngram_layer ngram;
     struct qwen4exp_layer *layers;
-    struct arena arena;
+    struct arena arena; /* of all weights but the experts */
     struct mapping maps[4];
     int n_maps;
 };
 
-int qwen4exp_load(struct model **out, const struct gguf *gguf, struct ops *ops, bool (*progress)(void *, double), void *progress_context,
-                  struct strata_error *error);
+int qwen4exp_load(struct model **out, const struct gguf *gguf, struct ops *ops, const struct load_options *options, struct strata_error *error);
 void qwen4exp_destroy(struct model *model);
 
 #endif

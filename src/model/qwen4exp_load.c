@@ -284,29 +284,32 @@ static void load_tensors(struct loader *l, struct qwen4exp *m)
         load_ngram(l, m);
 }
 
-int qwen4exp_load(struct model **out, const struct gguf *gguf, struct ops *ops, bool (*progress)(void *, double), void *progress_context,
-                  struct strata_error *error)
+int qwen4exp_load(struct model **out, const struct gguf *gguf, struct ops *ops, const struct load_options *options, struct strata_error *error)
 {
     struct qwen4exp *m = calloc(1, sizeof *m);
     if (!m)
         return error_set(error, STRATA_E_MEMORY, "out of memory for the model");
     m->model.arch = &model_qwen4exp;
     m->model.ops = ops;
-    struct loader l = { .gguf = gguf, .arena = &m->arena, .dry = out == NULL, .error = error };
+    struct loader l = { .gguf = gguf, .arena = &m->arena, .store = &m->model.experts, .dry = true, .error = error };
     refuse_parts(&l);
     read_shapes(&l, m);
-    if (!l.code && !l.dry)
-        l.code = arena_create(&m->arena, loader_arena_bytes(gguf), "the weights", error);
+    m->model.n_used = m->n_used;
+    if (!l.code)
+        l.code = store_create(&m->model.experts, m->model.n_layers, error);
     load_tensors(&l, m);
-    if (!l.code && !l.dry)
-        l.code = ops_cpu_reserve_experts(ops, m->layers[0].ffn.experts.width, m->n_used, error);
-    memcpy(m->maps, l.maps, sizeof m->maps);
-    m->n_maps = l.n_maps;
-    if (!l.code && !l.dry)
-        loader_run(&l, ops_cpu_pool(ops), progress, progress_context);
+    if (!l.code && out && ops) {
+        loader_reserve(&l, options);
+        load_tensors(&l, m);
+        if (!l.code)
+            l.code = ops_cpu_reserve_experts(ops, m->layers[0].ffn.experts.width, m->n_used, error);
+        memcpy(m->maps, l.maps, sizeof m->maps);
+        m->n_maps = l.n_maps;
+        loader_run(&l, ops_cpu_pool(ops), options);
+    }
     loader_finish(&l);
-    m->model.weight_bytes = m->arena.used;
-    if (l.code || l.dry)
+    m->model.weight_bytes = m->arena.used + m->model.experts.arena.used;
+    if (l.code || !out)
         qwen4exp_destroy(&m->model);
     else
         *out = &m->model;
@@ -321,6 +324,7 @@ void qwen4exp_destroy(struct model *model)
     for (int i = 0; i < m->n_maps; i++)
         munmap(m->maps[i].base, m->maps[i].length);
     arena_destroy(&m->arena);
+    store_destroy(&m->model.experts);
     free(m->layers);
     free(m);
 }

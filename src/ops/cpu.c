@@ -14,21 +14,15 @@
  * reads 16-32 KB. */
 enum { MIN_ITEM_BYTES = 16 << 10, MAX_ITEM_BYTES = 256 << 10 };
 
-struct expert_job {
-    int expert, n_rows;
-    int row[KERNEL_MAX_ROWS], rank[KERNEL_MAX_ROWS];
-    int first_slot; /* of its rows' hidden vectors */
-};
-
 struct cpu {
     struct ops ops;
     const struct kernels *k;
     struct pool *pool;
     int threads;
-    /* Scratch of `experts`: hidden vectors of all (row, rank) pairs (ops_cpu_reserve_experts). */
+    /* Scratch of ops_cpu_experts: hidden vectors of all (row, rank) pairs (ops_cpu_reserve_experts). */
     struct activations hidden;
     float *gate_up;
-    struct expert_job *jobs; /* [KERNEL_MAX_ROWS * n_used]: every expert may be another */
+    struct experts_job *experts;
 };
 
 static struct cpu *cpu_of(struct ops *ops) { return ops->backend; }
@@ -491,11 +485,15 @@ static void route(struct ops *ops, int n, int n_experts, int n_used, const float
         cpu_of(ops)->k->vector->route(logits + (size_t)t * (size_t)ops_padded(n_experts), n_experts, n_used, route->ids[t], route->weights[t]);
 }
 
+enum { MAX_JOBS = KERNEL_MAX_ROWS * OPS_MAX_USED };
+
 struct experts_job {
     struct cpu *cpu;
     const struct expert_set *set;
-    struct dot_input in[KERNEL_MAX_ROWS];
-    int n_jobs, n_used, item_tiles, items_per_job;
+    const struct expert_job *jobs;
+    const struct activations *x;
+    int first_slot[MAX_JOBS]; /* of a job's hidden vectors */
+    int n_used, item_tiles, items_per_job;
     float *parts;
 };
 
@@ -505,15 +503,16 @@ static void gate_up_item(void *context, int item)
     const struct experts_job *j = context;
     struct cpu *cpu = j->cpu;
     const struct expert_set *set = j->set;
-    const struct expert_job *job = &cpu->jobs[item / j->items_per_job];
+    const struct expert_job *job = &j->jobs[item / j->items_per_job];
+    int slot = j->first_slot[item / j->items_per_job];
     int first = item % j->items_per_job * j->item_tiles, n_tiles = min_int(j->item_tiles, (int)tile_count(set->width) - first);
-    const uint8_t *blob = set->blobs + (size_t)job->expert * set->blob_bytes + (size_t)first * (set->gate_bytes + set->up_bytes);
+    const uint8_t *blob = job->blob + (size_t)first * (set->gate_bytes + set->up_bytes);
     int padded = ops_padded(set->width), at = first * TILE_ROWS, count = min_int(n_tiles * TILE_ROWS, set->width - at);
     struct dot_input in[KERNEL_MAX_ROWS];
     float *gate[KERNEL_MAX_ROWS], *up[KERNEL_MAX_ROWS];
     for (int i = 0; i < job->n_rows; i++) {
-        in[i] = j->in[job->row[i]];
-        gate[i] = cpu->gate_up + (size_t)(job->first_slot + i) * 2 * (size_t)padded + at;
+        input_row(j->x, job->row[i], &in[i]);
+        gate[i] = cpu->gate_up + (size_t)(slot + i) * 2 * (size_t)padded + at;
         up[i] = gate[i] + padded;
     }
     size_t stride = set->gate_bytes + set->up_bytes;
@@ -525,7 +524,7 @@ static void gate_up_item(void *context, int item)
         if (set->up_scale)
             scale_outputs(up[i], n_tiles * TILE_ROWS, set->up_scale[job->expert]);
         struct dot_input out;
-        input_row(&cpu->hidden, job->first_slot + i, &out);
+        input_row(&cpu->hidden, slot + i, &out);
         cpu->k->vector->silu_mul(gate[i], up[i], count, (float *)out.values + at);
         if (!set->down->is_float)
             cpu->k->quantize(out.values + at, count, (int8_t *)out.codes + at, (float *)out.scales + at / 32, (int32_t *)out.sums + at / 16);
@@ -537,13 +536,13 @@ static void down_item(void *context, int item)
     const struct experts_job *j = context;
     struct cpu *cpu = j->cpu;
     const struct expert_set *set = j->set;
-    const struct expert_job *job = &cpu->jobs[item / j->items_per_job];
+    const struct expert_job *job = &j->jobs[item / j->items_per_job];
     int first = item % j->items_per_job * j->item_tiles, n_tiles = min_int(j->item_tiles, (int)tile_count(set->hidden) - first);
-    const uint8_t *tiles = set->blobs + (size_t)job->expert * set->blob_bytes + set->down_offset + (size_t)first * set->down_bytes;
+    const uint8_t *tiles = job->blob + set->down_offset + (size_t)first * set->down_bytes;
     struct dot_input in[KERNEL_MAX_ROWS];
     float *out[KERNEL_MAX_ROWS];
     for (int i = 0; i < job->n_rows; i++) {
-        input_row(&cpu->hidden, job->first_slot + i, &in[i]);
+        input_row(&cpu->hidden, j->first_slot[item / j->items_per_job] + i, &in[i]);
         out[i] = j->parts + (size_t)(job->row[i] * j->n_used + job->rank[i]) * (size_t)ops_padded(set->hidden) + (size_t)first * TILE_ROWS;
     }
     cpu->k->dot[set->down->type](tiles, set->down_bytes, n_tiles, set->width, in, job->n_rows, out);
@@ -551,47 +550,29 @@ static void down_item(void *context, int item)
         scale_outputs(out[i], n_tiles * TILE_ROWS, set->down_scale[job->expert]);
 }
 
-/* Distinct experts in first-use order, each with its rows. */
-static int plan_experts(struct cpu *cpu, int n, int n_used, const struct route *route)
-{
-    int n_jobs = 0;
-    for (int t = 0; t < n; t++)
-        for (int i = 0; i < n_used; i++) {
-            int e = route->ids[t][i], at = 0;
-            while (at < n_jobs && cpu->jobs[at].expert != e)
-                at++;
-            struct expert_job *job = &cpu->jobs[at];
-            if (at == n_jobs) {
-                n_jobs++;
-                job->expert = e;
-                job->n_rows = 0;
-            }
-            job->row[job->n_rows] = t;
-            job->rank[job->n_rows++] = i;
-        }
-    for (int at = 0, slot = 0; at < n_jobs; slot += cpu->jobs[at++].n_rows)
-        cpu->jobs[at].first_slot = slot;
-    return n_jobs;
-}
-
-static void experts(struct ops *ops, int n, int n_used, const struct expert_set *set, const struct activations *x, const struct route *route, float *parts)
+int ops_cpu_experts(struct ops *ops, int n_used, const struct expert_set *set, const struct activations *x, const struct expert_job *jobs, int n_jobs,
+                    float *parts, double timeout_s)
 {
     struct cpu *cpu = cpu_of(ops);
-    struct experts_job job = { .cpu = cpu, .set = set, .n_used = n_used, .parts = parts, .n_jobs = plan_experts(cpu, n, n_used, route) };
-    for (int t = 0; t < n; t++)
-        input_row(x, t, &job.in[t]);
+    struct experts_job *job = cpu->experts; /* not on the stack: a stalled worker may look at it after we returned */
+    *job = (struct experts_job){ .cpu = cpu, .set = set, .jobs = jobs, .x = x, .n_used = n_used, .parts = parts };
+    for (int i = 1; i < n_jobs; i++)
+        job->first_slot[i] = job->first_slot[i - 1] + jobs[i - 1].n_rows;
     cpu->hidden.width = set->width;
 
     int tiles = (int)tile_count(set->width);
-    job.item_tiles = (tiles_per_item(cpu, set->gate_bytes + set->up_bytes, (int64_t)tiles * job.n_jobs) + 1) & ~1;
-    job.item_tiles = min_int(job.item_tiles, (tiles + 1) & ~1);
-    job.items_per_job = (tiles + job.item_tiles - 1) / job.item_tiles;
-    pool_run(cpu->pool, job.n_jobs * job.items_per_job, gate_up_item, &job);
+    job->item_tiles = (tiles_per_item(cpu, set->gate_bytes + set->up_bytes, (int64_t)tiles * n_jobs) + 1) & ~1;
+    job->item_tiles = min_int(job->item_tiles, (tiles + 1) & ~1);
+    job->items_per_job = (tiles + job->item_tiles - 1) / job->item_tiles;
+    int stalled = pool_run_within(cpu->pool, n_jobs * job->items_per_job, gate_up_item, job, timeout_s);
+    if (stalled >= 0)
+        return stalled / job->items_per_job;
 
     tiles = (int)tile_count(set->hidden);
-    job.item_tiles = min_int(tiles_per_item(cpu, set->down_bytes, (int64_t)tiles * job.n_jobs), tiles);
-    job.items_per_job = (tiles + job.item_tiles - 1) / job.item_tiles;
-    pool_run(cpu->pool, job.n_jobs * job.items_per_job, down_item, &job);
+    job->item_tiles = min_int(tiles_per_item(cpu, set->down_bytes, (int64_t)tiles * n_jobs), tiles);
+    job->items_per_job = (tiles + job->item_tiles - 1) / job->item_tiles;
+    stalled = pool_run_within(cpu->pool, n_jobs * job->items_per_job, down_item, job, timeout_s);
+    return stalled >= 0 ? stalled / job->items_per_job : -1;
 }
 
 struct combine_job { struct cpu *cpu; int n_used, dim; const float *parts, *shared, *gate; const struct route *route; float *out; };
@@ -626,8 +607,8 @@ int ops_cpu_reserve_experts(struct ops *ops, int width, int n_used, struct strat
     cpu->hidden = (struct activations){ width, aligned_alloc(64, slots * padded * 4), aligned_alloc(64, slots * padded), aligned_alloc(64, slots * padded / 8),
                                         aligned_alloc(64, slots * padded / 4) };
     cpu->gate_up = aligned_alloc(64, slots * padded * 8);
-    cpu->jobs = calloc(slots, sizeof *cpu->jobs);
-    if (!cpu->hidden.values || !cpu->hidden.codes || !cpu->hidden.scales || !cpu->hidden.sums || !cpu->gate_up || !cpu->jobs)
+    cpu->experts = calloc(1, sizeof *cpu->experts);
+    if (!cpu->experts || !cpu->hidden.values || !cpu->hidden.codes || !cpu->hidden.scales || !cpu->hidden.sums || !cpu->gate_up)
         return error_set(error, STRATA_E_MEMORY, "out of memory for the scratch of %d experts of width %d", n_used, width);
     return 0;
 }
@@ -650,7 +631,7 @@ int ops_cpu_create(struct ops **out, enum isa isa, int n_threads, struct strata_
     cpu->ops = (struct ops){ .backend = cpu, .gather = gather, .norm = norm, .quantize = quantize, .matmul = matmul, .gate_input = gate_input, .mix = mix,
                              .write = write_streams, .conv_silu = conv_silu, .delta_prepare = delta_prepare, .delta_rule = delta_rule,
                              .delta_output = delta_output, .attention_store = attention_store, .attention_select = attention_select, .attend = attend,
-                             .route = route, .experts = experts, .silu_mul = silu_mul, .combine = combine, .ngram_gate = ngram_gate, .add2 = add2,
+                             .route = route, .silu_mul = silu_mul, .combine = combine, .ngram_gate = ngram_gate, .add2 = add2,
                              .all_finite = all_finite };
     *out = &cpu->ops;
     return 0;
@@ -667,6 +648,6 @@ void ops_cpu_destroy(struct ops *ops)
     free(cpu->hidden.scales);
     free(cpu->hidden.sums);
     free(cpu->gate_up);
-    free(cpu->jobs);
+    free(cpu->experts);
     free(cpu);
 }

@@ -38,12 +38,19 @@ struct row_table {
 
 /* One layer's routed experts. An expert is one blob: for every tile i, gate tile i then up tile i; then the tiles of down. */
 struct expert_set {
-    int n_experts, hidden, width;
+    int layer, n_experts, hidden, width;
     const struct quant_format *gate, *up, *down;
     size_t gate_bytes, up_bytes, down_bytes; /* of one tile */
     size_t blob_bytes, down_offset;
-    const uint8_t *blobs;                    /* [n_experts][blob_bytes] */
+    const uint8_t *blobs;                    /* [n_experts][blob_bytes], in RAM */
     const float *gate_scale, *up_scale, *down_scale; /* [n_experts] or NULL */
+};
+
+/* One distinct expert of a window and the (row, rank) pairs that chose it. */
+struct expert_job {
+    int expert, n_rows;
+    uint8_t row[KERNEL_MAX_ROWS], rank[KERNEL_MAX_ROWS];
+    const uint8_t *blob; /* where its weights are: the set's blobs, or a copy of them */
 };
 
 /* A window's activations: float values and, after `quantize`, their A8 form. */
@@ -122,8 +129,11 @@ struct ops {
     void (*attend)(struct ops *ops, int n, const struct attention_shape *shape, const struct attention_row *rows, const float *q, float *out);
 
     void (*route)(struct ops *ops, int n, int n_experts, int n_used, const float *logits, struct route *route);
-    /* parts: [n][n_used][hidden], one vector per (row, rank). */
+    /* parts: [n][n_used][hidden], one vector per (row, rank), complete after experts_wait: between the two the caller does what does not
+     * need them. Who computes which expert is expert/'s business: it sets both entries. */
     void (*experts)(struct ops *ops, int n, int n_used, const struct expert_set *set, const struct activations *x, const struct route *route, float *parts);
+    void (*experts_wait)(struct ops *ops, int n, int n_used, const struct expert_set *set, float *parts);
+    void *expert_backend; /* of these two */
     void (*silu_mul)(struct ops *ops, int n, int width, const float *gate, const float *up, float *out);
     void (*combine)(struct ops *ops, int n, int n_used, int dim, const float *parts, const struct route *route, const float *shared,
                     const float *shared_gate, float *out);
@@ -138,8 +148,12 @@ struct ops {
 /* The CPU backend: kernels of one instruction set shared out over a pool. `n_threads` 0: pool_default_threads(). */
 int ops_cpu_create(struct ops **out, enum isa isa, int n_threads, struct strata_error *error);
 void ops_cpu_destroy(struct ops *ops);
-/* Room for `experts` on sets of this width with n_used experts a row; once, before the first window. */
+/* Room for ops_cpu_experts on sets of this width with n_used experts a row; once, before the first window. */
 int ops_cpu_reserve_experts(struct ops *ops, int width, int n_used, struct strata_error *error);
+/* Computes the jobs (at most KERNEL_MAX_ROWS * n_used): for each (row, rank) of each, parts[row][rank] = the expert's answer to row of x.
+ * Returns -1, or a job that was not done within `timeout_s` (pool_run_within): the backend must not be used afterwards. */
+int ops_cpu_experts(struct ops *ops, int n_used, const struct expert_set *set, const struct activations *x, const struct expert_job *jobs, int n_jobs,
+                    float *parts, double timeout_s);
 struct pool *ops_cpu_pool(struct ops *ops);
 const char *ops_cpu_name(const struct ops *ops);
 

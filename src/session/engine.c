@@ -2,6 +2,7 @@
  * themselves belong to model/. */
 #include <strata.h>
 
+#include "expert/lanes.h"
 #include "model/model.h"
 
 #include <stdlib.h>
@@ -9,8 +10,9 @@
 
 struct strata_engine {
     struct gguf *gguf;
-    struct ops *ops;
+    struct ops *ops; /* the CPU's */
     struct model *model;
+    struct expert_lanes *lanes;
     struct model_window *window;
     strata_probe_fn *probe;
     void *probe_context;
@@ -35,18 +37,74 @@ _Static_assert((int)STRATA_MAX_ROWS == (int)KERNEL_MAX_ROWS, "a window is what t
 
 static const struct model_arch *arch_of(const struct strata_engine *engine) { return engine->model->arch; }
 
+static int lane_number(const char *name)
+{
+    return !name ? -1 : !strcmp(name, "hit") ? LANE_HIT : !strcmp(name, "link") ? LANE_LINK : !strcmp(name, "cpu") ? LANE_CPU : -2;
+}
+
+/* What the lanes are asked to do; 0 stands for a default. */
+static int lanes_options_from(struct lanes_options *out, const struct strata_options *o, struct strata_error *error)
+{
+    *out = (struct lanes_options){ .residency = residency_defaults(), .share = o->fixed_share ? o->link_share : -1, .profile = o->profile, .trace = o->trace,
+                                   .watchdog_s = o->watchdog_s > 0 ? o->watchdog_s : 20 };
+    struct residency_options *r = &out->residency;
+    r->max_swaps = o->max_swaps ? o->max_swaps : r->max_swaps;
+    r->max_swaps = r->max_swaps < 0 ? 0 : r->max_swaps;
+    r->period = o->swap_period ? o->swap_period : r->period;
+    r->lag = o->swap_lag ? o->swap_lag : o->swap_period ? o->swap_period : r->lag;
+    if (o->fixed_share && (o->link_share < 0 || o->link_share > 256))
+        return error_set(error, STRATA_E_ARGUMENT, "a link share of %d/256: wanted 0 to 256", o->link_share);
+    if (r->period < 1 || r->lag < 1 || r->lag > r->period)
+        return error_set(error, STRATA_E_ARGUMENT, "swaps every %d windows, used after %d: wanted 1 <= used <= every", r->period, r->lag);
+    if (o->sim && lane_number(o->sim->stall) < -1)
+        return error_set(error, STRATA_E_ARGUMENT, "there is no lane '%s': wanted hit, link or cpu", o->sim->stall);
+    if (o->sim) {
+        r->bytes = o->sim->vram_bytes;
+        out->delay_us = o->sim->delay_us;
+        out->stall_cpu = lane_number(o->sim->stall) == LANE_CPU;
+        out->stall_layer = o->sim->stall_layer;
+        out->stall_window = o->sim->stall_window;
+    }
+    return o->policy ? expert_policy_parse(&r->policy, o->policy, error) : 0;
+}
+
+/* The lanes of the model's experts, and the device that computes with them. */
+static int open_lanes(struct strata_engine *engine, const struct strata_options *o, const struct lanes_options *lanes, struct strata_error *error)
+{
+    struct model *m = engine->model;
+    struct expert_device *device = NULL;
+    int code = 0;
+    if (o->sim) {
+        struct sim_options sim = { o->sim->vram_bytes, o->sim->link_bytes_per_s, o->sim->latency_s, o->sim->delay_us, lane_number(o->sim->stall),
+                                   o->sim->stall_layer, o->sim->stall_window };
+        code = sim_create(&device, &m->experts, m->n_used, &sim, error);
+    }
+    if (!code)
+        code = lanes_create(&engine->lanes, &m->experts, m->n_used, engine->ops, device, lanes, o->progress, o->progress_context, error);
+    if (!code)
+        m->ops = lanes_ops(engine->lanes);
+    return code;
+}
+
 int strata_engine_open(struct strata_engine **out, const char *path, const struct strata_options *options, struct strata_error *error)
 {
+    struct strata_options o = options ? *options : (struct strata_options){ 0 };
+    struct load_options load = { o.pack, o.verify, o.ignore_memory, o.progress, o.progress_context, 0 };
+    struct lanes_options lanes;
     struct strata_engine *engine = calloc(1, sizeof *engine);
     if (!engine)
         return error_set(error, STRATA_E_MEMORY, "out of memory for the engine");
-    int code = gguf_open(&engine->gguf, path, error);
+    int code = lanes_options_from(&lanes, &o, error);
+    if (!code)
+        code = gguf_open(&engine->gguf, path, error);
     if (!code) /* shapes and types before anything is allocated: a wrong file fails at once */
         code = model_check(engine->gguf, error);
     if (!code)
-        code = ops_cpu_create(&engine->ops, isa_detect(), options ? options->threads : 0, error);
+        code = ops_cpu_create(&engine->ops, isa_detect(), o.threads, error);
     if (!code)
-        code = model_load(&engine->model, engine->gguf, engine->ops, options ? options->progress : NULL, options ? options->progress_context : NULL, error);
+        code = model_load(&engine->model, engine->gguf, engine->ops, &load, error);
+    if (!code)
+        code = open_lanes(engine, &o, &lanes, error);
     if (!code)
         code = arch_of(engine)->window_create(&engine->window, engine->model, error);
     if (code) {
@@ -61,6 +119,8 @@ void strata_engine_close(struct strata_engine *engine)
 {
     if (!engine)
         return;
+    if (!lanes_destroy(engine->lanes))
+        return; /* a thread that hangs may still use all of it: it is left to the end of the process */
     if (engine->model) {
         arch_of(engine)->window_destroy(engine->window);
         arch_of(engine)->destroy(engine->model);
@@ -73,8 +133,26 @@ void strata_engine_close(struct strata_engine *engine)
 void strata_engine_info(const struct strata_engine *engine, struct strata_info *info)
 {
     const struct model *m = engine->model;
-    *info = (struct strata_info){ ops_cpu_name(engine->ops), pool_threads(ops_cpu_pool(engine->ops)), m->n_vocab, m->n_layers, m->max_context, m->weight_bytes };
+    *info = (struct strata_info){ ops_cpu_name(engine->ops), pool_threads(ops_cpu_pool(engine->ops)), m->n_vocab, m->n_layers, m->max_context, m->weight_bytes,
+                                  m->experts.arena.used, m->ops == engine->ops ? "cpu" : "sim" };
 }
+
+void strata_engine_stats(const struct strata_engine *engine, int layer, struct strata_stats *stats)
+{
+    struct lanes_stats s;
+    lanes_stats(engine->lanes, layer < engine->model->n_layers ? layer : -1, &s);
+    *stats = (struct strata_stats){ s.counters.windows, s.counters.requests, s.counters.hits, s.counters.swaps, s.counters.swap_bytes, s.slots, s.slot_bytes,
+                                    .layer_mean_us = s.layer.mean_us, .layer_p95_us = s.layer.p95_us };
+    for (int i = 0; i < STRATA_LANES; i++)
+        stats->lanes[i] = (struct strata_lane_stats){ s.experts[i], s.bytes[i], s.lane[i].mean_us, s.lane[i].p95_us };
+}
+
+int strata_engine_save_profile(const struct strata_engine *engine, const char *path, struct strata_error *error)
+{
+    return lanes_save_profile(engine->lanes, path, error);
+}
+
+int strata_engine_end_trace(struct strata_engine *engine, struct strata_error *error) { return lanes_close_trace(engine->lanes, error); }
 
 void strata_engine_probe(struct strata_engine *engine, strata_probe_fn *probe, void *context)
 {
@@ -171,6 +249,15 @@ static void pass_probe(void *context, int layer, int n, const float *residual, i
         engine->probe(engine->probe_context, engine->rows[t].session, engine->positions[t], layer, residual + (size_t)t * (size_t)width, width);
 }
 
+struct forward { struct strata_engine *engine; const struct model_row *rows; int n; struct strata_error *error; };
+
+static int run_forward(void *context)
+{
+    struct forward *f = context;
+    struct strata_engine *engine = f->engine;
+    return arch_of(engine)->forward(engine->window, f->rows, f->n, engine->probe ? pass_probe : NULL, engine, f->error);
+}
+
 int strata_window_run(struct strata_engine *engine, const struct strata_row *rows, int n, struct strata_error *error)
 {
     if (n < 1 || n > STRATA_MAX_ROWS)
@@ -203,7 +290,8 @@ int strata_window_run(struct strata_engine *engine, const struct strata_row *row
     }
     memcpy(engine->rows, rows, (size_t)n * sizeof *rows);
     engine->serial++;
-    int code = arch_of(engine)->forward(engine->window, model_rows, n, engine->probe ? pass_probe : NULL, engine, error);
+    struct forward forward = { engine, model_rows, n, error };
+    int code = lanes_window(engine->lanes, n, run_forward, &forward, error);
     engine->n_rows = code ? 0 : n; /* a window that failed has no logits */
     for (int t = 0; t < n; t++) {
         struct strata_session *s = rows[t].session;
