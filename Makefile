@@ -8,6 +8,7 @@ CFLAGS ?= -O3 -g
 PKGS := jansson libpcre2-8 libutf8proc libxxhash hwloc
 WARN := -Wall -Wextra -Wshadow -Wvla -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter $(WERROR)
 CPPFLAGS := -std=gnu11 -Iinclude -Isrc $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+comma := ,
 # The contract of design.md section 2: no contraction, no fast-math, denormals kept.
 NUMBERS := -ffp-contract=off -fno-math-errno -fno-trapping-math
 LDLIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread
@@ -16,9 +17,15 @@ LDLIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -pthread
 AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi2
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi -mavx512bitalg -mprefer-vector-width=512
 
+# The CUDA kernels are compiled where nvcc is found (NVCC= leaves them out), with the contract's arithmetic too.
+NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc /opt/cuda/bin/nvcc))
+NVCCFLAGS := -std=c++17 -O3 -fmad=false -Iinclude -Isrc $(foreach a,75 80 86 89 90 120,-gencode arch=compute_$(a),code=sm_$(a)) \
+    -gencode arch=compute_120,code=compute_120
+FATBINS := $(if $(NVCC),$(patsubst %.cu,$(BUILD)/%.fatbin,$(wildcard src/ops/cuda/*.cu)))
+
 LIB_SRC := $(filter-out src/cli/%,$(wildcard src/*/*.c src/*/*/*.c))
 CLI_SRC := $(wildcard src/cli/*.c)
-LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
+LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) $(BUILD)/src/ops/cuda/fatbin.o
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/%.o)
 TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
 PROGRAMS := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c tools/*.c))
@@ -80,6 +87,12 @@ $(BUILD)/%_avx512.o: %_avx512.c
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(UBSAN) $(NUMBERS) $(WARN) -MMD -MP -c -o $@ $<
+$(BUILD)/%.fatbin: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -MD -MP -MF $(@:.fatbin=.cu.d) -MT $@ -fatbin -o $@ $<
+$(BUILD)/src/ops/cuda/fatbin.o: src/ops/cuda/fatbin.S $(FATBINS)
+	@mkdir -p $(@D)
+	$(CC) $(if $(FATBINS),-DFATBINS='$(subst $() $(),$(comma),$(FATBINS:%="%"))') -c -o $@ $<
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libstrata.a
 	$(CC) $(CFLAGS) $(UBSAN) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka -ldl
 # Loaded into programs by tests/*.sh; without sanitizers, which come with the program.
@@ -93,4 +106,4 @@ $(BUILD)/tools/%: $(BUILD)/tools/%.o $(BUILD)/libstrata.a
 
 .PHONY: all run test tests bench asan fuzz programs deps deps-test install format clean help
 .SECONDARY:
--include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(wildcard $(BUILD)/tests/*.d $(BUILD)/bench/*.d $(BUILD)/tools/*.d)
+-include $(FATBINS:.fatbin=.cu.d) $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(wildcard $(BUILD)/tests/*.d $(BUILD)/bench/*.d $(BUILD)/tools/*.d)

@@ -28,7 +28,7 @@ mkdir -p $build/findings
 # Only the rooms that read hostile bytes. libFuzzer brings main, so it is linked into the targets alone; its instrumentation is
 # everywhere.
 if ! make --no-print-directory BUILD=$build CC=clang WERROR= LDFLAGS=-fsanitize=fuzzer \
-    LIB_SRC="$(echo src/{base,gguf,quant,text,sample,convert}/*.c)" \
+    LIB_SRC="$(echo src/{base,gguf,quant,expert,text,sample,convert}/*.c)" \
     CFLAGS="-O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" \
     -j"$(nproc)" "${targets[@]/#/$build/tests/}" >$build/log 2>&1; then
     grep -E "error: |undefined reference|[*]{3}" $build/log || tail -n 30 $build/log

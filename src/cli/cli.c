@@ -67,6 +67,29 @@ bool cli_number(const char *command, const char *option, const char *text, doubl
     return true;
 }
 
+bool cli_size(const char *command, const char *option, const char *text, double *out)
+{
+    char *end;
+    double value = strtod(text, &end);
+    bool ok = end != text && value >= 0;
+    static const char prefixes[] = "KMGT";
+    const char *prefix = *end ? strchr(prefixes, *end == 'k' ? 'K' : *end) : NULL;
+    if (ok && prefix) {
+        double base = end[1] == 'i' ? 1024 : 1000;
+        end += end[1] == 'i' ? 2 : 1;
+        for (const char *p = prefixes; p <= prefix; p++)
+            value *= base;
+    }
+    if (*end == 'B')
+        end++;
+    if (!ok || *end || !(value <= 1e15)) {
+        cli_usage(command, "%s %s: wanted a size such as 4M, 1.5G or 512Ki", option, text);
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
 static volatile sig_atomic_t interrupted;
 
 static void on_interrupt(int signal)

@@ -16,6 +16,7 @@ int cli_convert(int argc, char **argv);
 int cli_quantize(int argc, char **argv);
 int cli_synth(int argc, char **argv);
 int cli_pack(int argc, char **argv);
+int cli_sim(int argc, char **argv);
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_STOPPED = 130 };
 
@@ -29,6 +30,8 @@ int cli_usage(const char *command, const char *format, ...) __attribute__((forma
 /* Numbers from the command line: the whole text, in [min, max]. False (and a usage line) if not. */
 bool cli_integer(const char *command, const char *option, const char *text, long long min, long long max, long long *out);
 bool cli_number(const char *command, const char *option, const char *text, double min, double max, double *out);
+/* Bytes: "4M", "1.5G", "512Ki"; decimal prefixes, binary with an i. */
+bool cli_size(const char *command, const char *option, const char *text, double *out);
 
 /* Ctrl-C sets a flag once; the second time it ends the program at once. */
 void cli_catch_interrupt(void);

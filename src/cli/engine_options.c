@@ -3,34 +3,9 @@
 #include "cli/cli.h"
 
 #include <jansson.h>
-#include <stdlib.h>
 #include <string.h>
 
 void engine_options_init(struct engine_options *e) { *e = (struct engine_options){ .sim = { .vram_bytes = 64000000, .latency_s = 10e-6 } }; }
-
-/* "4M", "1.5G", "512Ki": decimal prefixes, binary with an i. */
-static bool size(const char *command, const char *option, const char *text, double *out)
-{
-    char *end;
-    double value = strtod(text, &end);
-    bool ok = end != text && value >= 0;
-    static const char prefixes[] = "KMGT";
-    const char *prefix = *end ? strchr(prefixes, *end == 'k' ? 'K' : *end) : NULL;
-    if (ok && prefix) {
-        double base = end[1] == 'i' ? 1024 : 1000;
-        end += end[1] == 'i' ? 2 : 1;
-        for (const char *p = prefixes; p <= prefix; p++)
-            value *= base;
-    }
-    if (*end == 'B')
-        end++;
-    if (!ok || *end || !(value <= 1e15)) {
-        cli_usage(command, "%s %s: wanted a size such as 4M, 1.5G or 512Ki", option, text);
-        return false;
-    }
-    *out = value;
-    return true;
-}
 
 /* "link", "link:3", "link:3:10" */
 static bool stall(struct strata_sim *sim, const char *command, char *text)
@@ -67,8 +42,8 @@ int engine_option(struct engine_options *e, const char *command, int c, const ch
             return cli_usage(command, "--device %s: wanted cpu or sim", value), -1;
         e->with_sim = !strcmp(value, "sim");
         break;
-    case 514: ok = size(command, "--sim-vram", value, &number); e->sim.vram_bytes = (uint64_t)number; e->sim_set = true; break;
-    case 515: ok = size(command, "--sim-link", value, &e->sim.link_bytes_per_s); e->sim_set = true; break;
+    case 514: ok = cli_size(command, "--sim-vram", value, &number); e->sim.vram_bytes = (uint64_t)number; e->sim_set = true; break;
+    case 515: ok = cli_size(command, "--sim-link", value, &e->sim.link_bytes_per_s); e->sim_set = true; break;
     case 516: ok = cli_number(command, "--sim-latency", value, 0, 1e6, &number); e->sim.latency_s = number * 1e-6; e->sim_set = true; break;
     case 517: ok = cli_integer(command, "--sim-delay", value, 0, 1000000, &whole); e->sim.delay_us = (unsigned)whole; e->sim_set = true; break;
     case 518: ok = stall(&e->sim, command, (char *)value); e->sim_set = true; break;

@@ -13,6 +13,7 @@ static const struct { const char *name; int (*main)(int, char **); const char *s
     { "quantize", cli_quantize, "re-encode a GGUF file in other types" },
     { "synth", cli_synth, "write a model of real shapes with random weights" },
     { "pack", cli_pack, "write the experts in their tiled form, for faster starts" },
+    { "sim", cli_sim, "replay a trace through expert cache policies and sizes" },
 };
 
 static void print_help(FILE *out)

@@ -5,6 +5,7 @@
 #include "expert/trace.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +49,8 @@ struct expert_lanes {
     bool lost; /* ... and did not come back */
     struct strata_error error;
     uint64_t stress;
-    volatile int stall_over; /* releases the stalled cpu lane of a test */
+    pthread_t caller; /* of lanes_window */
+    int stall_over;   /* atomic: releases the stalled cpu lane of a test */
 };
 
 static uint64_t now_ns(void)
@@ -300,6 +302,7 @@ static int land(struct expert_lanes *l)
 static int begin(struct expert_lanes *l, int n_rows)
 {
     l->n_rows = n_rows;
+    l->caller = pthread_self();
     l->body_code = 0;
     l->next_layer = 0;
     l->window++;
@@ -440,12 +443,12 @@ static void find_classes(struct expert_lanes *l, int *n_classes)
     }
 }
 
-/* A test's hung cpu lane: the first item of that layer's job does not end before the lanes are destroyed. */
+/* A test's hung cpu lane: a worker's item of that layer does not end before the lanes are destroyed. (The calling thread keeps the watch.) */
 static void stalled_item(void *context)
 {
     struct expert_lanes *l = context;
     stress_pause(&(uint64_t){ now_ns() }, l->options.delay_us);
-    if (!l->options.stall_cpu || l->probing || l->window < l->options.stall_window)
+    if (!l->options.stall_cpu || l->probing || l->window < l->options.stall_window || pthread_equal(pthread_self(), l->caller))
         return;
     int layer = l->device ? l->next_layer - 1 : l->options.stall_layer;
     while (layer == l->options.stall_layer && !__atomic_load_n(&l->stall_over, __ATOMIC_ACQUIRE))

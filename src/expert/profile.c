@@ -23,11 +23,11 @@ struct contents {
     char magic[8];
     uint32_t version, n_layers, n_experts, zero;
     uint64_t hash; /* xxh64 of the whole file, with 0 here */
-    float heat[];  /* [n_layers][n_experts] */
+    float parts[]; /* [n_layers][n_experts]: of the windows that requested the expert */
 };
 _Static_assert(sizeof(struct contents) == 32, "docs/FORMAT.md says so");
 
-static size_t heat_bytes(int n_layers, int n_experts) { return (size_t)n_layers * (size_t)n_experts * sizeof(float); }
+static size_t parts_bytes(int n_layers, int n_experts) { return (size_t)n_layers * (size_t)n_experts * sizeof(float); }
 
 static uint64_t contents_hash(struct contents *c, size_t size)
 {
@@ -39,13 +39,13 @@ static uint64_t contents_hash(struct contents *c, size_t size)
 }
 
 /* What both sides insist on: a profile that was written can be read. */
-static int check_heat(const char *path, int n_layers, int n_experts, const float *heat, struct strata_error *error)
+static int check_parts(const char *path, int n_layers, int n_experts, const float *profile, struct strata_error *error)
 {
     for (int i = 0; i < n_layers; i++)
-        for (int e = 0; e < n_experts; e++, heat++)
-            if (!isfinite(*heat) || *heat < 0)
-                return error_set(error, STRATA_E_FORMAT, "profile %s: layer %d, expert %d has heat %g, wanted a finite number that is not negative", path,
-                                 i, e, (double)*heat);
+        for (int e = 0; e < n_experts; e++, profile++)
+            if (!isfinite(*profile) || *profile < 0)
+                return error_set(error, STRATA_E_FORMAT, "profile %s: layer %d, expert %d: %g, wanted a finite number that is not negative", path,
+                                 i, e, (double)*profile);
     return 0;
 }
 
@@ -68,10 +68,10 @@ static int check_contents(const char *path, struct contents *c, uint64_t size, s
     if (hash != c->hash)
         return error_set(error, STRATA_E_FORMAT, "profile %s is damaged: its hash is %016llx, wanted %016llx", path, (unsigned long long)hash,
                          (unsigned long long)c->hash);
-    return check_heat(path, n_layers, n_experts, c->heat, error);
+    return check_parts(path, n_layers, n_experts, c->parts, error);
 }
 
-static int read_profile(const char *path, int fd, int n_layers, int n_experts, float *heat, struct strata_error *error)
+static int read_profile(const char *path, int fd, int n_layers, int n_experts, float *profile, struct strata_error *error)
 {
     struct stat status;
     if (fd < 0 || fstat(fd, &status))
@@ -79,7 +79,7 @@ static int read_profile(const char *path, int fd, int n_layers, int n_experts, f
     if (!S_ISREG(status.st_mode))
         return error_set(error, STRATA_E_FORMAT, "%s is not a profile: it is %s", path, S_ISDIR(status.st_mode) ? "a directory" : "not a regular file");
     uint64_t size = (uint64_t)status.st_size;
-    size_t wanted = sizeof(struct contents) + heat_bytes(n_layers, n_experts);
+    size_t wanted = sizeof(struct contents) + parts_bytes(n_layers, n_experts);
     struct contents *c = calloc(1, wanted);
     if (!c)
         return error_set(error, STRATA_E_MEMORY, "out of memory for profile %s", path);
@@ -89,14 +89,14 @@ static int read_profile(const char *path, int fd, int n_layers, int n_experts, f
     file_reader_close(&file);
     code = code ? code : check_contents(path, c, size, wanted, n_layers, n_experts, error);
     if (!code)
-        memcpy(heat, c->heat, heat_bytes(n_layers, n_experts));
+        memcpy(profile, c->parts, parts_bytes(n_layers, n_experts));
     free(c);
     return code;
 }
 
-int profile_read(const char *path, int n_layers, int n_experts, float *heat, struct strata_error *error)
+int profile_read(const char *path, int n_layers, int n_experts, float *profile, struct strata_error *error)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), code = read_profile(path, fd, n_layers, n_experts, heat, error);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), code = read_profile(path, fd, n_layers, n_experts, profile, error);
     if (fd >= 0)
         close(fd);
     return code;
@@ -146,18 +146,18 @@ static int replace_file(const char *path, const struct contents *c, size_t size,
     return code;
 }
 
-int profile_write(const char *path, int n_layers, int n_experts, const float *heat, struct strata_error *error)
+int profile_write(const char *path, int n_layers, int n_experts, const float *profile, struct strata_error *error)
 {
-    int code = check_heat(path, n_layers, n_experts, heat, error);
+    int code = check_parts(path, n_layers, n_experts, profile, error);
     if (code)
         return code;
-    size_t bytes = heat_bytes(n_layers, n_experts), size = sizeof(struct contents) + bytes;
+    size_t bytes = parts_bytes(n_layers, n_experts), size = sizeof(struct contents) + bytes;
     struct contents *c = malloc(size);
     if (!c)
         return error_set(error, STRATA_E_MEMORY, "out of memory for profile %s", path);
     *c = (struct contents){ .version = VERSION, .n_layers = (uint32_t)n_layers, .n_experts = (uint32_t)n_experts };
     memcpy(c->magic, magic, sizeof magic);
-    memcpy(c->heat, heat, bytes);
+    memcpy(c->parts, profile, bytes);
     c->hash = contents_hash(c, size);
     code = replace_file(path, c, size, error);
     free(c);

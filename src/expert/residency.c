@@ -25,6 +25,7 @@ struct residency {
 
     struct class *classes;    /* [n_classes] */
     int32_t *class_of;        /* [n_layers] */
+    uint64_t *blob_bytes;     /* [n_layers] */
     int32_t *table;           /* [n_layers][n_experts]: slot or -1 */
     int32_t *owner;           /* [n_slots]: layer * n_experts + expert that is there, or is on its way there */
     uint64_t *offsets;        /* [n_slots] */
@@ -46,18 +47,18 @@ static uint64_t aligned(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255;
 /* ---- Creating ---------------------------------------------------------------------------------------------------------------------- */
 
 /* Finds the classes and gives each its part of the memory; what rounding leaves goes to the first that it suffices for. */
-static void cut_slots(struct residency *r, const uint64_t *blob_bytes)
+static void cut_slots(struct residency *r)
 {
     uint64_t all = 0, left = r->options.bytes;
     for (int i = 0; i < r->n_layers; i++) {
         int c = 0;
-        while (c < r->n_classes && r->classes[c].bytes != aligned(blob_bytes[i]))
+        while (c < r->n_classes && r->classes[c].bytes != aligned(r->blob_bytes[i]))
             c++;
         if (c == r->n_classes)
-            r->classes[r->n_classes++] = (struct class){ .bytes = aligned(blob_bytes[i]) };
+            r->classes[r->n_classes++] = (struct class){ .bytes = aligned(r->blob_bytes[i]) };
         r->classes[c].n_layers++;
         r->class_of[i] = c;
-        all += aligned(blob_bytes[i]) * (uint64_t)r->n_experts;
+        all += aligned(r->blob_bytes[i]) * (uint64_t)r->n_experts;
     }
     uint64_t budget = left < all ? left : all;
     for (int c = 0; c < r->n_classes; c++) {
@@ -123,8 +124,11 @@ int residency_create(struct residency **out, const struct residency_shape *shape
     r->options.max_swaps = options->max_swaps < (int)all ? options->max_swaps : (int)all;
     r->classes = calloc(layers, sizeof *r->classes);
     r->class_of = calloc(layers, sizeof *r->class_of);
-    if (r->classes && r->class_of)
-        cut_slots(r, shape->blob_bytes);
+    r->blob_bytes = calloc(layers, sizeof *r->blob_bytes);
+    if (r->classes && r->class_of && r->blob_bytes) {
+        memcpy(r->blob_bytes, shape->blob_bytes, layers * sizeof *r->blob_bytes);
+        cut_slots(r);
+    }
     size_t slots = (size_t)r->n_slots, swaps = (size_t)r->options.max_swaps;
     struct seed *seeds = calloc(all, sizeof *seeds);
     r->table = calloc(all, sizeof *r->table);
@@ -137,7 +141,7 @@ int residency_create(struct residency **out, const struct residency_shape *shape
     r->victims = calloc(swaps + 1, sizeof *r->victims);
     r->planned = calloc(swaps * layers + 1, sizeof *r->planned);
     r->swaps = calloc(swaps + 1, sizeof *r->swaps);
-    if (!r->classes || !r->class_of || !seeds || !r->table || !r->owner || !r->offsets || !r->heat || !r->rates || !r->last || !r->newcomers || !r->victims ||
+    if (!r->classes || !r->class_of || !r->blob_bytes || !seeds || !r->table || !r->owner || !r->offsets || !r->heat || !r->rates || !r->last || !r->newcomers || !r->victims ||
         !r->planned || !r->swaps) {
         free(seeds);
         residency_destroy(r);
@@ -163,6 +167,7 @@ void residency_destroy(struct residency *r)
         return;
     free(r->classes);
     free(r->class_of);
+    free(r->blob_bytes);
     free(r->table);
     free(r->owner);
     free(r->offsets);
@@ -314,7 +319,7 @@ static void plan(struct residency *r)
         r->owner[slot] = newcomer;
         r->swaps[i] = (struct residency_swap){ newcomer / r->n_experts, newcomer % r->n_experts, slot, r->offsets[slot] };
         r->counters.swaps++;
-        r->counters.swap_bytes += r->classes[r->class_of[newcomer / r->n_experts]].bytes;
+        r->counters.swap_bytes += r->blob_bytes[newcomer / r->n_experts];
     }
     r->n_swaps = n;
     r->due = r->counters.windows + (uint64_t)r->options.lag - 1;

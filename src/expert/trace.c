@@ -71,8 +71,8 @@ static int check_head(const char *path, const struct head *h, struct strata_erro
     if (h->lag < 1 || h->lag > h->period || h->period > MAX_PACE || h->max_swaps > MAX_PACE)
         return error_set(error, STRATA_E_FORMAT, "trace %s: %u swaps every %u windows, used after %u; wanted 1 <= used <= every, none above %d", path,
                          h->max_swaps, h->period, h->lag, MAX_PACE);
-    if (!(h->half_life >= 0) || isnan(h->admit) || !(h->hysteresis >= 0))
-        return error_set(error, STRATA_E_FORMAT, "trace %s: policy settings half-life=%g, admit=%g, hysteresis=%g, wanted numbers", path,
+    if (!isfinite(h->half_life) || h->half_life < 0 || !isfinite(h->admit) || !isfinite(h->hysteresis) || h->hysteresis < 0)
+        return error_set(error, STRATA_E_FORMAT, "trace %s: policy settings half-life=%g, admit=%g, hysteresis=%g, wanted finite numbers", path,
                          (double)h->half_life, (double)h->admit, (double)h->hysteresis);
     for (uint32_t i = 0; i < h->n_layers; i++)
         if (blob_bytes[i] < 1 || blob_bytes[i] > max_blob_bytes)
