@@ -5,10 +5,17 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline float bits_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
-static inline uint32_t float_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+/* Device code uses this text too (src/ops/cuda/). */
+#ifdef __CUDACC__
+#define HOST_DEVICE static __host__ __device__ inline
+#else
+#define HOST_DEVICE static inline
+#endif
 
-static inline float half_to_float(uint16_t h)
+HOST_DEVICE float bits_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+HOST_DEVICE uint32_t float_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+
+HOST_DEVICE float half_to_float(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
     if (exponent == 31) /* infinity or NaN */
@@ -21,7 +28,7 @@ static inline float half_to_float(uint16_t h)
 }
 
 /* Round to nearest, ties to even; overflow gives infinity, NaN stays a (quiet) NaN. */
-static inline uint16_t half_from_float(float f)
+HOST_DEVICE uint16_t half_from_float(float f)
 {
     uint32_t u = float_bits(f), sign = (u >> 16) & 0x8000, a = u & 0x7fffffff;
     if (a > 0x7f800000u)
@@ -35,9 +42,9 @@ static inline uint16_t half_from_float(float f)
     return (uint16_t)(sign | ((a - 0x38000000u + 0xfff + ((a >> 13) & 1)) >> 13));
 }
 
-static inline float bfloat_to_float(uint16_t b) { return bits_float((uint32_t)b << 16); }
+HOST_DEVICE float bfloat_to_float(uint16_t b) { return bits_float((uint32_t)b << 16); }
 
-static inline uint16_t bfloat_from_float(float f)
+HOST_DEVICE uint16_t bfloat_from_float(float f)
 {
     uint32_t u = float_bits(f);
     if ((u & 0x7fffffff) > 0x7f800000u)

@@ -14,7 +14,7 @@
 /* e^x = *fraction * *scale, both normal numbers. x = n ln2 + r with |r| <= ln2/2; ln2 is split so that n * high is exact; Taylor to r^7 leaves
  * 0.1 ulp; the rounding error of 1 + r is carried into the sum. n is halved between the two results: their product then rounds
  * once even where it is denormal. */
-static inline float math_exp_parts(float x, float *scale)
+HOST_DEVICE float math_exp_parts(float x, float *scale)
 {
     x = x > 89.0f ? 89.0f : x;
     x = x < -120.0f ? -120.0f : x;
@@ -36,7 +36,7 @@ static inline float math_exp_parts(float x, float *scale)
     return p * bits_float((uint32_t)(first + 127) << 23);
 }
 
-static inline float math_exp(float x)
+HOST_DEVICE float math_exp(float x)
 {
     float scale, fraction = math_exp_parts(x, &scale);
     return fraction * scale;
@@ -44,7 +44,7 @@ static inline float math_exp(float x)
 
 /* ln(1+x) for x > -1. With u = 1 + x rounded and c its rounding error: ln(u) + c/u; u = 2^e m with m around 1, and ln(m) by the series in
  * s = f/(2+f), f = m - 1 (the coefficients are the minimax ones of FreeBSD's logf). */
-static inline float math_log1p(float x)
+HOST_DEVICE float math_log1p(float x)
 {
     float u = 1.0f + x;
     float c = x >= 1.0f ? 1.0f - (u - x) : x - (u - 1.0f);
@@ -61,7 +61,7 @@ static inline float math_log1p(float x)
 }
 
 /* (numerator + low) / (1+e) where e = e^-|x|; the rounding error of 1+e is corrected to first order (it would cost the second ulp). */
-static inline float math_over_one_plus(float numerator, float low, float e)
+HOST_DEVICE float math_over_one_plus(float numerator, float low, float e)
 {
     float sum = 1.0f + e, lost = e - (sum - 1.0f);
     float inverse = 1.0f / sum, quotient = numerator / sum;
@@ -69,14 +69,14 @@ static inline float math_over_one_plus(float numerator, float low, float e)
 }
 
 /* 1/(1+e^-x), from e^-|x| so that small results keep their precision. */
-static inline float math_sigmoid(float x)
+HOST_DEVICE float math_sigmoid(float x)
 {
     float e = math_exp(x < 0.0f ? x : -x);
     return math_over_one_plus(x < 0.0f ? e : 1.0f, 0.0f, e);
 }
 
 /* x * sigmoid(x); the last power of two is applied at the end, where x * e^x would lose bits as a denormal. Below -120 it is zero. */
-static inline float math_silu(float x)
+HOST_DEVICE float math_silu(float x)
 {
     x = x < -120.0f ? -120.0f : x;
     float scale, e = math_exp_parts(x < 0.0f ? x : -x, &scale);
@@ -86,7 +86,7 @@ static inline float math_silu(float x)
 }
 
 /* ln(1+e^x); above 20 the difference to x is below half an ulp. */
-static inline float math_softplus(float x)
+HOST_DEVICE float math_softplus(float x)
 {
     float y = math_log1p(math_exp(x > 20.0f ? 20.0f : x));
     return x > 20.0f ? x : y;
