@@ -34,7 +34,7 @@ struct engine_options {
     "Experts on a device (a simulated one so far: it is for tests and studies, and no faster):\n"                                                    \
     "      --device cpu|sim    default: cpu\n"                                                                                                       \
     "      --policy NAME       which experts the device keeps: lfu (default), lru, lfru, stale, none;\n"                                             \
-    "                          with settings: lfu:half-life=16,hysteresis=1.5,admit=2\n"                                                             \
+    "                          with settings: lfu:half-life=16,hysteresis=1.5,admit=1\n"                                                             \
     "      --swaps N           most experts exchanged at once (default 96; 0: none)\n"                                                               \
     "      --swap-period N     windows between two exchanges (default 4)\n"                                                                          \
     "      --swap-lag N        windows until exchanged experts are used (default: the period)\n"                                                     \

@@ -16,7 +16,7 @@ static const char help[] =
     "Usage: strata sim [OPTIONS] TRACE\n"
     "Replays what 'strata run --trace TRACE' recorded, and counts the hits that a device's expert cache would have had. Without\n"
     "options it repeats the recorded run; one that began with a profile needs the same --profile.\n\n"
-    "      --policy NAME       which experts the device keeps; with settings: lfu:half-life=16,hysteresis=1.5,admit=2.\n"
+    "      --policy NAME       which experts the device keeps; with settings: lfu:half-life=16,hysteresis=1.5,admit=1.\n"
     "                          Several --policy are tried one after the other\n"
     "      --slots N           the cache holds N experts\n"
     "      --part PERCENT      or this part of all experts\n"

@@ -32,7 +32,7 @@ static double start_of(const struct cost_fit *f) { return (f->y - each_of(f) * f
 void controller_learn(struct controller *c, int class, int width, enum cost_line line, int count, double ns)
 {
     struct cost_fit *f = &c->fits[class][width][line];
-    double x = count, expected = f->weight > 4 ? start_of(f) + each_of(f) * x : ns;
+    double x = count, expected = f->weight > 4 && f->y > 0 ? start_of(f) + each_of(f) * x : ns;
     if (ns > 4 * expected) /* the thread was taken off its core: not a cost of the lane, unless it stays so */
         ns = 4 * expected;
     f->weight = f->weight * fading + 1;

@@ -24,7 +24,7 @@ struct controller {
 
 int controller_create(struct controller *c, int n_classes); /* 0 or -1: no memory */
 void controller_destroy(struct controller *c);
-/* `count` experts took `ns`. */
+/* `count` experts, at least one, took `ns`. */
 void controller_learn(struct controller *c, int class, int width, enum cost_line line, int count, double ns);
 /* The costs of a class at a window width; share is -1 (choose) if all lines are known, else 0. A width that was never seen borrows from the nearest. */
 struct split_costs controller_costs(const struct controller *c, int class, int width);

@@ -38,7 +38,8 @@ struct expert_lanes {
     uint64_t window;
     int n_rows, next_layer; /* the layer whose ring is awaited */
     bool probing;
-    int *n_link, *n_hit; /* [n_layers], of this window */
+    int *n_link, *n_hit, *n_cpu; /* [n_layers], of this window */
+    int32_t (*ids)[SPLIT_ROWS][SPLIT_USED]; /* [n_layers], of this window */
     struct split split;
     struct expert_job jobs[SPLIT_MAX];
     int (*body)(void *context);
@@ -98,10 +99,8 @@ static int compute(struct expert_lanes *l, int layer, const struct activations *
     if (stalled >= 0)
         return lane_hangs(l, layer, "cpu", l->jobs[stalled].expert);
     uint64_t ns = now_ns() - start;
-    if (!l->probing) {
+    if (!l->probing)
         sample(l, layer, LANE_CPU, ns);
-        l->records[layer].experts[LANE_CPU] += (uint64_t)n;
-    }
     if (l->device)
         controller_learn(&l->controller, l->class[layer], l->n_rows, l->split.n_link ? COST_CPU : COST_ALONE, n, (double)ns);
     return 0;
@@ -110,11 +109,22 @@ static int compute(struct expert_lanes *l, int layer, const struct activations *
 /* What every layer is noted for, whoever computes it. */
 static void note(struct expert_lanes *l, int layer, const int32_t *ids, int stride)
 {
-    if (l->probing)
-        return;
-    residency_use(l->residency, layer, ids, stride, l->n_rows, l->n_used);
+    l->n_cpu[layer] = l->split.n_cpu;
+    for (int t = 0; t < l->n_rows; t++)
+        memcpy(l->ids[layer][t], ids + t * stride, (size_t)l->n_used * sizeof *ids);
+}
+
+/* Of a whole window. One that failed on the way counts nowhere: the tables, the statistics and the trace know the same windows. */
+static void count(struct expert_lanes *l)
+{
+    for (int i = 0; i < l->n_layers; i++) {
+        l->records[i].experts[LANE_CPU] += (uint64_t)l->n_cpu[i];
+        residency_use(l->residency, i, l->ids[i][0], SPLIT_USED, l->n_rows, l->n_used);
+        if (l->trace)
+            trace_writer_layer(l->trace, l->ids[i][0], SPLIT_USED, l->n_rows);
+    }
     if (l->trace)
-        trace_writer_layer(l->trace, ids, stride, l->n_rows);
+        trace_writer_window(l->trace, true);
 }
 
 /* The ops entry of a model without a device. */
@@ -347,14 +357,15 @@ int lanes_window(struct expert_lanes *l, int n_rows, int (*body)(void *context),
     else if (!code)
         run_body(l);
     code = l->code;
-    if (l->trace && !l->probing)
-        trace_writer_window(l->trace, !code && !l->body_code);
     if (code)
         return error_set(error, code, "%s", l->error.text);
+    if (l->body_code)
+        return l->body_code;
     if (l->device)
         learn(l);
+    count(l);
     start_swaps(l);
-    return l->body_code;
+    return 0;
 }
 
 /* ---- Before the first window ------------------------------------------------------------------------------------------------------- */
@@ -483,8 +494,10 @@ int lanes_create(struct expert_lanes **out, const struct expert_store *store, in
     l->records = calloc((size_t)n_layers, sizeof *l->records);
     l->n_link = calloc((size_t)n_layers, sizeof *l->n_link);
     l->n_hit = calloc((size_t)n_layers, sizeof *l->n_hit);
+    l->n_cpu = calloc((size_t)n_layers, sizeof *l->n_cpu);
+    l->ids = calloc((size_t)n_layers, sizeof *l->ids);
     l->changed = calloc((size_t)n_layers, sizeof *l->changed);
-    if (!l->class || !l->records || !l->n_link || !l->n_hit || !l->changed)
+    if (!l->class || !l->records || !l->n_link || !l->n_hit || !l->n_cpu || !l->ids || !l->changed)
         code = error_set(error, STRATA_E_MEMORY, "out of memory for the expert lanes");
     for (int i = 0; i < n_layers; i++)
         blob_bytes[i] = set_of(l, i)->blob_bytes;
@@ -545,6 +558,8 @@ bool lanes_destroy(struct expert_lanes *l)
     free(l->records);
     free(l->n_link);
     free(l->n_hit);
+    free(l->n_cpu);
+    free(l->ids);
     free(l->changed);
     free(l);
     return true;

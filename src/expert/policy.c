@@ -15,15 +15,16 @@ static float frequent_and_recent(float heat, uint32_t age) { return heat / (1 + 
  * what is fresh the heat decides. */
 static float fresh(float heat, uint32_t age)
 {
-    enum { STRETCH = 16 }; /* windows: as the half-life that suits the traces (docs/LEARNED.md #18) */
+    enum { STRETCH = 16 }; /* windows: a paragraph */
     return age < STRETCH ? heat : recent(heat, age);
 }
 
+/* docs/LEARNED.md #16 */
 const struct expert_policy expert_policies[] = {
-    { "lfu", "most requests lately: heat halves every half-life windows", frequent, 8, 2, 1.5f },
+    { "lfu", "most requests lately: heat halves every half-life windows", frequent, 32, 1, 2 },
     { "lru", "most recent request", recent, 0, -1e6f, 1 },
-    { "lfru", "most requests lately, divided by the windows since the last one", frequent_and_recent, 8, 0, 0.25f },
-    { "stale", "requested in the last 16 windows, most requests lately first", fresh, 8, 0, 1 },
+    { "lfru", "most requests lately, divided by the windows since the last one", frequent_and_recent, 8, 0, 1 },
+    { "stale", "requested in the last 16 windows, most requests lately first", fresh, 64, 0, 1.25f },
     { "none", "what it began with", NULL, 8, 0, 0 },
     { 0 },
 };

@@ -149,7 +149,8 @@ int residency_create(struct residency **out, const struct residency_shape *shape
     }
     float half_life = options->policy.half_life;
     r->decay = half_life > 0 ? exp2f(-1 / half_life) : 1;
-    double steady = half_life > 0 ? (double)r->decay / (1 - (double)r->decay) : profile_weight; /* heat after a window, if every one requests it */
+    double steady = r->decay < 1 ? (double)r->decay / (1 - (double)r->decay) : profile_weight; /* heat after a window, if every one requests it */
+    steady = steady < profile_weight ? steady : profile_weight;
     r->rate_weight = profile ? profile_weight : 0;
     for (size_t i = 0; profile && i < all; i++) {
         r->heat[i] = (float)(profile[i] * steady);

@@ -26,7 +26,7 @@ struct expert_policy {
 
 /* The policies by name; NULL-terminated. The first is the default (docs/LEARNED.md says why). */
 extern const struct expert_policy expert_policies[];
-/* By name, with optional settings: "lfu", "lfu:half-life=16,hysteresis=1.5,admit=2". */
+/* By name, with optional settings: "lfu", "lfu:half-life=16,hysteresis=1.5,admit=1". */
 int expert_policy_parse(struct expert_policy *out, const char *text, struct strata_error *error);
 
 struct residency_shape {

@@ -27,7 +27,7 @@ struct split_costs {
     int32_t share;
 };
 
-/* One layer's plan. Entry i is a distinct expert; its rows are the pairs [first[i], first[i] + n_rows[i]) of `pair` (row * 32 + rank). */
+/* One layer's plan. Entry i is a distinct expert; (row[i][j], rank[i][j]) with j < n_rows[i] are the places that chose it. */
 struct split {
     int32_t n, n_hit, n_link, n_cpu;
     uint16_t expert[SPLIT_MAX];
@@ -40,7 +40,7 @@ struct split {
 SPLIT_FN uint32_t split_later(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* How many of the misses go over the link: the m whose lanes end first, the device computing its hits and then what the link brought. The
- * smallest such m, and none unless that ends at least 1/16 earlier than the CPU alone. */
+ * smallest such m, and none unless that ends more than 1/16 earlier than the CPU alone. */
 SPLIT_FN int32_t split_link_count(const struct split_costs *c, int32_t hits, int32_t misses)
 {
     if (c->share >= SPLIT_COUNT)
@@ -52,7 +52,7 @@ SPLIT_FN int32_t split_link_count(const struct split_costs *c, int32_t hits, int
     none = misses ? split_later(hit, c->alone_start + (uint32_t)misses * c->alone_each) : hit;
     best = none - none / 16;
     for (int32_t m = 1; m <= misses; m++) {
-        uint32_t brought = c->link_start + (uint32_t)m * c->link_each, computed = hit + (uint32_t)m * c->hit_each;
+        uint32_t brought = c->link_start + (uint32_t)m * c->link_each, computed = split_later(hit, c->link_start + c->link_each) + (uint32_t)m * c->hit_each;
         uint32_t cpu = m == misses ? 0 : c->cpu_start + (uint32_t)(misses - m) * c->cpu_each;
         uint32_t end = split_later(split_later(split_later(brought, hit) + c->hit_each, computed), cpu);
         if (end < best) {
@@ -94,8 +94,11 @@ SPLIT_FN void split_plan(struct split *s, const int32_t *ids, int32_t stride, in
 SPLIT_FN uint32_t split_sum(const struct split *s)
 {
     uint32_t sum = 2166136261u;
-    for (int32_t i = 0; i < s->n; i++)
+    for (int32_t i = 0; i < s->n; i++) {
         sum = (sum ^ ((uint32_t)s->expert[i] << 8 | (uint32_t)s->lane[i] << 4 | s->n_rows[i])) * 16777619u ^ (uint32_t)s->slot[i];
+        for (int32_t j = 0; j < s->n_rows[i]; j++)
+            sum = (sum ^ ((uint32_t)s->row[i][j] << 8 | s->rank[i][j])) * 16777619u;
+    }
     return sum;
 }
 

@@ -75,8 +75,9 @@ static int open_lanes(struct strata_engine *engine, const struct strata_options 
     struct expert_device *device = NULL;
     int code = 0;
     if (o->sim) {
-        struct sim_options sim = { o->sim->vram_bytes, o->sim->link_bytes_per_s, o->sim->latency_s, o->sim->delay_us, lane_number(o->sim->stall),
-                                   o->sim->stall_layer, o->sim->stall_window };
+        struct sim_options sim = { .vram_bytes = o->sim->vram_bytes, .link_bytes_per_s = o->sim->link_bytes_per_s, .latency_s = o->sim->latency_s,
+                                   .delay_us = o->sim->delay_us, .stall = lane_number(o->sim->stall), .stall_layer = o->sim->stall_layer,
+                                   .stall_window = o->sim->stall_window };
         code = sim_create(&device, &m->experts, m->n_used, &sim, error);
     }
     if (!code)
@@ -89,7 +90,8 @@ static int open_lanes(struct strata_engine *engine, const struct strata_options 
 int strata_engine_open(struct strata_engine **out, const char *path, const struct strata_options *options, struct strata_error *error)
 {
     struct strata_options o = options ? *options : (struct strata_options){ 0 };
-    struct load_options load = { o.pack, o.verify, o.ignore_memory, o.progress, o.progress_context, 0 };
+    struct load_options load = { .pack = o.pack, .verify = o.verify, .ignore_memory = o.ignore_memory, .progress = o.progress,
+                                 .progress_context = o.progress_context };
     struct lanes_options lanes;
     struct strata_engine *engine = calloc(1, sizeof *engine);
     if (!engine)
