@@ -12,7 +12,7 @@
 
 /* Work below this many bytes of weights is not worth waking another thread for: a wake and a barrier cost about 1-2 us, in which a core
  * reads 16-32 KB. */
-enum { MIN_ITEM_BYTES = 16 << 10, MAX_ITEM_BYTES = 256 << 10 };
+enum { MIN_ITEM_BYTES = 16 << 10, MAX_ITEM_BYTES = 512 << 10 }; /* docs/LEARNED.md #17 */
 
 struct cpu {
     struct ops ops;
@@ -516,8 +516,15 @@ static void gate_up_item(void *context, int item)
         up[i] = gate[i] + padded;
     }
     size_t stride = set->gate_bytes + set->up_bytes;
-    cpu->k->dot[set->gate->type](blob, stride, n_tiles, set->hidden, in, job->n_rows, gate);
-    cpu->k->dot[set->up->type](blob + set->gate_bytes, stride, n_tiles, set->hidden, in, job->n_rows, up);
+    for (int i = 0; i < n_tiles; i++, blob += stride) { /* in the order of memory: each prefetches the other */
+        float *gate_out[KERNEL_MAX_ROWS], *up_out[KERNEL_MAX_ROWS];
+        for (int t = 0; t < job->n_rows; t++) {
+            gate_out[t] = gate[t] + i * TILE_ROWS;
+            up_out[t] = up[t] + i * TILE_ROWS;
+        }
+        cpu->k->dot[set->gate->type](blob, stride, 1, set->hidden, in, job->n_rows, gate_out);
+        cpu->k->dot[set->up->type](blob + set->gate_bytes, stride, 1, set->hidden, in, job->n_rows, up_out);
+    }
     for (int i = 0; i < job->n_rows; i++) {
         if (set->gate_scale)
             scale_outputs(gate[i], n_tiles * TILE_ROWS, set->gate_scale[job->expert]);

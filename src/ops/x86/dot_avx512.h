@@ -147,9 +147,8 @@ INLINE __m512 group_add(__m512 acc, const struct group_avx512 *w, int bias, enum
 INLINE void tile_dot_avx512(const uint8_t *tile, int width, const struct dot_input *in, int n_rows, float *const *out, int at,
                             int group_bytes, int bias, enum shape shape, group_fn_avx512 *decode)
 {
-    /* Bytes. Against no prefetch, on 2 cores of Zen 5: IQ3_S with one row 42 -> 56 GB/s from memory, with four rows 13 -> 32; 4096
-     * and 16384 do nearly as well, 1024 does not. */
-    enum { AHEAD = 8192 };
+    /* Bytes: docs/LEARNED.md #7, #17. What is fetched past the end of an item is another thread's. */
+    enum { AHEAD = 3072 };
     __m512 total[4], acc[4];
     for (int t = 0; t < n_rows; t++)
         total[t] = _mm512_set1_ps(-0.0f); /* adds to the first strand without a trace, also to -0 */
