@@ -50,6 +50,9 @@ asan: deps-test ## the tests with AddressSanitizer and UndefinedBehaviorSanitize
 	@MAKEFLAGS= BUILD=build-asan CFLAGS="-O1 -g -fsanitize=address -fno-omit-frame-pointer" UBSAN="-fsanitize=undefined -fno-sanitize-recover=undefined" \
 	    tests/run.sh build-asan sanitizer
 
+tsan: deps-test ## the tests of threads with ThreadSanitizer
+	@MAKEFLAGS= BUILD=build-tsan CFLAGS="-O1 -g -fsanitize=thread" tests/run.sh build-tsan threads
+
 fuzz: deps-test ## 60 s of libFuzzer per target (needs clang)
 	@tests/fuzz.sh 60
 
@@ -68,7 +71,7 @@ format: ## clang-format everything
 	clang-format -i $(shell git ls-files '*.c' '*.h')
 
 clean: ## remove what was built
-	rm -rf build build-asan build-fuzz
+	rm -rf build build-asan build-tsan build-fuzz
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | sort | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -104,6 +107,6 @@ $(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/libstrata.a
 $(BUILD)/tools/%: $(BUILD)/tools/%.o $(BUILD)/libstrata.a
 	$(CC) $(CFLAGS) $(UBSAN) $(LDFLAGS) -o $@ $^ $(LDLIBS) -ldl
 
-.PHONY: all run test tests bench asan fuzz programs deps deps-test install format clean help
+.PHONY: all run test tests bench asan tsan fuzz programs deps deps-test install format clean help
 .SECONDARY:
 -include $(FATBINS:.fatbin=.cu.d) $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(wildcard $(BUILD)/tests/*.d $(BUILD)/bench/*.d $(BUILD)/tools/*.d)

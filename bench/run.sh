@@ -6,6 +6,7 @@
 # 1. products with weight matrices beside a plain read of the same bytes, per instruction set
 # 2. decoding both pebble files, and synthetic models of real layer shapes, beside llama.cpp where tools/oracle/peer.sh can build
 #    its counterpart (needs the npm packages of tests/node and llama.cpp's headers)
+# 3. the cpu lane beside a plain read, what an empty layer costs, and the share of the link that the controller chooses beside every fixed one
 set -u
 cd "$(dirname "$0")/.." || exit 1
 build=${1:?usage: bench/run.sh BUILD}
@@ -48,3 +49,5 @@ for experts in Q2_0 IQ3_S; do
     [ -e "$model" ] || "$strata" synth --like qwen3.8-flash-next --layers 4 --dense Q8_0 --experts "$experts" "$model" || exit 1
     compare "synthetic $experts" "$model" 8 24 5
 done
+
+"$build/bench/experts" "$threads" && "$build/bench/pool" "$threads" && bash bench/split.sh "$strata" "$work/synth-4-layers-Q2_0.gguf"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds and runs every test; the last line is "N passed, N failed" (and ", N skipped" where something was).
 #
-#     tests/run.sh BUILD [sanitizer]
+#     tests/run.sh BUILD [sanitizer|threads]
 #
 #   BUILD/tests/test_*     cmocka programs; counts are read off their report
 #   BUILD/tools/checkops   every kernel against its definition; ends with "N passed, N failed"
@@ -9,18 +9,19 @@
 #   tests/node/*.mjs       the same in JavaScript, called with BUILD; packages of tests/node/package.json go to BUILD/node_modules
 #
 # A program that crashes, runs longer than 300 s, reports nothing or contradicts its exit code is a failure. Its output is shown
-# only then. In sanitizer mode (for a BUILD made with sanitizers) tests see STRATA_TEST_SANITIZER=1; the Node scripts and the tests
-# with a line that begins "/* slow: " or "# slow: " are left out. What is skipped is named.
+# only then. In the modes sanitizer and threads (for a BUILD made with sanitizers) tests see STRATA_TEST_SANITIZER=1; the Node scripts and the tests
+# with a line that begins "/* slow: " or "# slow: " are left out; in the mode threads only those with a line that begins "/* threads: "
+# or "# threads: " run. What is skipped is named.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-build=${1:?usage: tests/run.sh BUILD [sanitizer]}
+build=${1:?usage: tests/run.sh BUILD [sanitizer|threads]}
 mode=${2:-}
 limit_s=300
 unset CMOCKA_MESSAGE_OUTPUT CMOCKA_XML_FILE CMOCKA_TEST_FILTER
 mkdir -p "$build" && build=$(cd "$build" && pwd) || exit 1
 export STRATA_BUILD=$build STRATA_NODE_MODULES=$build/node_modules
-if [ "$mode" = sanitizer ]; then
+if [ -n "$mode" ]; then
     export STRATA_TEST_SANITIZER=1 UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 fi
 
@@ -97,7 +98,7 @@ run() { # NAME COUNTER COMMAND...
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 
-is_slow() { [ "$mode" = sanitizer ] && grep -qE '^(/\*|#) slow: ' "$1"; }
+is_slow() { [ -n "$mode" ] && grep -qE '^(/\*|#) slow: ' "$1"; }
 
 if ! make --no-print-directory BUILD="$build" -j"$(nproc)" tests >"$work/make" 2>&1; then
     grep -m 40 -E "error: |undefined reference|[*]{3}" "$work/make" || tail -n 40 "$work/make"
@@ -106,8 +107,12 @@ if ! make --no-print-directory BUILD="$build" -j"$(nproc)" tests >"$work/make" 2
     finish
 fi
 
+is_left_out() { [ "$mode" = threads ] && ! grep -qE '^(/\*|#) threads: ' "$1"; }
+
 for source in tests/test_*.c; do
-    [ -e "$source" ] || continue
+    if [ ! -e "$source" ] || is_left_out "$source"; then
+        continue
+    fi
     name=$(basename "$source" .c)
     if is_slow "$source"; then
         skip "$name" "slow, left out with sanitizers"
@@ -116,10 +121,12 @@ for source in tests/test_*.c; do
     fi
 done
 
-run checkops count_script "$build/tools/checkops"
+[ "$mode" = threads ] || run checkops count_script "$build/tools/checkops"
 
 for script in tests/*_test.sh; do
-    [ -e "$script" ] || continue
+    if [ ! -e "$script" ] || is_left_out "$script"; then
+        continue
+    fi
     if is_slow "$script"; then
         skip "$script" "slow, left out with sanitizers"
     else
@@ -136,7 +143,7 @@ node_packages() {
         mkdir -p "$build/node_modules" && cp "$wanted" "$there"
 }
 
-if [ "$mode" = sanitizer ]; then
+if [ -n "$mode" ]; then
     skip tests/node "left out with sanitizers"
 elif ! command -v node >/dev/null; then
     skip tests/node "there is no node"

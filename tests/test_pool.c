@@ -1,5 +1,6 @@
 /* The thread pool: every item once, whatever the number of threads and however short the jobs; what happens when an item hangs;
  * where threads are bound, and how long they stay awake. */
+/* threads: the pool is what all threads meet in. */
 #define _GNU_SOURCE /* CPU_SET */
 #include "base/pool.h"
 #include "base/topology.h"

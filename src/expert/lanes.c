@@ -51,7 +51,7 @@ struct expert_lanes {
     struct strata_error error;
     uint64_t stress;
     pthread_t caller; /* of lanes_window */
-    int stall_over;   /* atomic: releases the stalled cpu lane of a test */
+    int stalled, stall_over; /* atomic: a worker of a test's hung cpu lane hangs; it may go on */
 };
 
 static uint64_t now_ns(void)
@@ -454,15 +454,19 @@ static void find_classes(struct expert_lanes *l, int *n_classes)
     }
 }
 
-/* A test's hung cpu lane: a worker's item of that layer does not end before the lanes are destroyed. (The calling thread keeps the watch.) */
+/* A test's hung cpu lane: a worker's item of that layer does not end before the lanes are destroyed. The calling thread keeps the watch: it only
+ * leaves a worker that is late the time to take an item. */
 static void stalled_item(void *context)
 {
     struct expert_lanes *l = context;
     stress_pause(&(uint64_t){ now_ns() }, l->options.delay_us);
-    if (!l->options.stall_cpu || l->probing || l->window < l->options.stall_window || pthread_equal(pthread_self(), l->caller))
-        return;
     int layer = l->device ? l->next_layer - 1 : l->options.stall_layer;
-    while (layer == l->options.stall_layer && !__atomic_load_n(&l->stall_over, __ATOMIC_ACQUIRE))
+    if (!l->options.stall_cpu || l->probing || l->window < l->options.stall_window || layer != l->options.stall_layer)
+        return;
+    bool caller = pthread_equal(pthread_self(), l->caller);
+    if (!caller)
+        __atomic_store_n(&l->stalled, 1, __ATOMIC_RELEASE);
+    for (int ms = 0; caller ? ms < 1000 && !__atomic_load_n(&l->stalled, __ATOMIC_ACQUIRE) : !__atomic_load_n(&l->stall_over, __ATOMIC_ACQUIRE); ms++)
         nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 }
 
