@@ -39,6 +39,17 @@ struct split {
 
 SPLIT_FN uint32_t split_later(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
+/* When all lanes have ended, with m of the misses on the link. */
+SPLIT_FN uint32_t split_end(const struct split_costs *c, int32_t hits, int32_t misses, int32_t m)
+{
+    uint32_t hit = (uint32_t)hits * c->hit_each;
+    if (m == 0)
+        return misses ? split_later(hit, c->alone_start + (uint32_t)misses * c->alone_each) : hit;
+    uint32_t brought = c->link_start + (uint32_t)m * c->link_each, computed = split_later(hit, c->link_start + c->link_each) + (uint32_t)m * c->hit_each;
+    uint32_t cpu = m == misses ? 0 : c->cpu_start + (uint32_t)(misses - m) * c->cpu_each;
+    return split_later(split_later(split_later(brought, hit) + c->hit_each, computed), cpu);
+}
+
 /* How many of the misses go over the link: the m whose lanes end first, the device computing its hits and then what the link brought. The
  * smallest such m, and none unless that ends more than 1/16 earlier than the CPU alone. */
 SPLIT_FN int32_t split_link_count(const struct split_costs *c, int32_t hits, int32_t misses)
@@ -47,14 +58,10 @@ SPLIT_FN int32_t split_link_count(const struct split_costs *c, int32_t hits, int
         return c->share - SPLIT_COUNT < misses ? c->share - SPLIT_COUNT : misses;
     if (c->share >= 0)
         return misses * c->share >> 8;
-    uint32_t hit = (uint32_t)hits * c->hit_each, best, none;
+    uint32_t alone = split_end(c, hits, misses, 0), best = alone - alone / 16;
     int32_t at = 0;
-    none = misses ? split_later(hit, c->alone_start + (uint32_t)misses * c->alone_each) : hit;
-    best = none - none / 16;
     for (int32_t m = 1; m <= misses; m++) {
-        uint32_t brought = c->link_start + (uint32_t)m * c->link_each, computed = split_later(hit, c->link_start + c->link_each) + (uint32_t)m * c->hit_each;
-        uint32_t cpu = m == misses ? 0 : c->cpu_start + (uint32_t)(misses - m) * c->cpu_each;
-        uint32_t end = split_later(split_later(split_later(brought, hit) + c->hit_each, computed), cpu);
+        uint32_t end = split_end(c, hits, misses, m);
         if (end < best) {
             best = end;
             at = m;
@@ -90,16 +97,22 @@ SPLIT_FN void split_plan(struct split *s, const int32_t *ids, int32_t stride, in
         s->lane[i] = s->slot[i] >= 0 ? LANE_HIT : seen++ < s->n_cpu ? LANE_CPU : LANE_LINK;
 }
 
+/* A place's part of split_sum; parts are added, so a device may do that in any order. */
+SPLIT_FN uint32_t split_place(int32_t expert, int32_t row, int32_t rank)
+{
+    return (uint32_t)(row * SPLIT_USED + rank + 1) * (2u * (uint32_t)expert + 1) * 2654435761u;
+}
+
 /* A number that differs if two plans differ, for the check that both sides agree. */
 SPLIT_FN uint32_t split_sum(const struct split *s)
 {
-    uint32_t sum = 2166136261u;
+    uint32_t sum = 2166136261u, places = 0;
     for (int32_t i = 0; i < s->n; i++) {
         sum = (sum ^ ((uint32_t)s->expert[i] << 8 | (uint32_t)s->lane[i] << 4 | s->n_rows[i])) * 16777619u ^ (uint32_t)s->slot[i];
         for (int32_t j = 0; j < s->n_rows[i]; j++)
-            sum = (sum ^ ((uint32_t)s->row[i][j] << 8 | s->rank[i][j])) * 16777619u;
+            places += split_place(s->expert[i], s->row[i][j], s->rank[i][j]);
     }
-    return sum;
+    return sum ^ places;
 }
 
 #endif

@@ -610,7 +610,7 @@ const char *ops_cpu_name(const struct ops *ops) { return ((const struct cpu *)op
 int ops_cpu_reserve_experts(struct ops *ops, int width, int n_used, struct strata_error *error)
 {
     struct cpu *cpu = cpu_of(ops);
-    size_t slots = (size_t)KERNEL_MAX_ROWS * (size_t)n_used, padded = (size_t)ops_padded(width) + 32;
+    size_t slots = (size_t)KERNEL_MAX_ROWS * (size_t)n_used, padded = ((size_t)ops_padded(width) + 32 + 63) & ~(size_t)63; /* every array of whole lines */
     cpu->hidden = (struct activations){ width, aligned_alloc(64, slots * padded * 4), aligned_alloc(64, slots * padded), aligned_alloc(64, slots * padded / 8),
                                         aligned_alloc(64, slots * padded / 4) };
     cpu->gate_up = aligned_alloc(64, slots * padded * 8);

@@ -40,11 +40,8 @@ DEVICE_FN int link_count(const struct split_costs *c, int hits, int misses, uint
     if (c->share >= 0)
         return split_link_count(c, hits, misses);
     int m = (int)threadIdx.x + 1;
-    uint32_t hit = (uint32_t)hits * c->hit_each, none = misses ? split_later(hit, c->alone_start + (uint32_t)misses * c->alone_each) : hit;
-    uint32_t brought = c->link_start + (uint32_t)m * c->link_each, computed = hit + (uint32_t)m * c->hit_each;
-    uint32_t cpu = m == misses ? 0 : c->cpu_start + (uint32_t)(misses - m) * c->cpu_each;
-    uint32_t end = split_later(split_later(split_later(brought, hit) + c->hit_each, computed), cpu);
-    uint64_t best = warp_least(m <= misses && end < none - none / 16 ? (uint64_t)end << 32 | (uint32_t)m : UINT64_MAX);
+    uint32_t alone = split_end(c, hits, misses, 0), end = split_end(c, hits, misses, m);
+    uint64_t best = warp_least(m <= misses && end < alone - alone / 16 ? (uint64_t)end << 32 | (uint32_t)m : UINT64_MAX);
     if (lane_id() == 0)
         least[warp_id()] = best;
     __syncthreads();
@@ -59,13 +56,18 @@ KERNEL_BOUNDS(dot_plan, SPLIT_MAX, 1)
     __shared__ uint32_t costs[COST_WORDS], words[SPLIT_MAX], slots[SPLIT_MAX];
     __shared__ int32_t entry_of[SPLIT_MAX];
     __shared__ uint64_t least[PLAN_WARPS];
+    __shared__ uint32_t places;
     int p = (int)threadIdx.x, n_pairs = a.n_rows * a.n_used, row = p / a.n_used, rank = p % a.n_used;
     bool exists = p < n_pairs;
     int expert = exists ? a.ids[row * a.stride + rank] : -1, slot = exists ? a.slot_of[expert] : 0;
     if (p < COST_WORDS)
         costs[p] = ((const volatile uint32_t *)(const volatile void *)a.costs)[p];
     ids[p] = expert;
+    if (p == 0)
+        places = 0;
     __syncthreads();
+    if (exists)
+        atomicAdd(&places, split_place(expert, row, rank));
 
     int first = p, earlier = 0, sharers = 0; /* the first pair with this expert, how many before this one, how many in all */
     for (int j = 0; j < n_pairs; j++) {
@@ -122,6 +124,6 @@ KERNEL_BOUNDS(dot_plan, SPLIT_MAX, 1)
         uint32_t sum = 2166136261u;
         for (int i = 0; i < n; i++)
             sum = (sum ^ words[i]) * 16777619u ^ slots[i];
-        *a.sum = sum;
+        *a.sum = sum ^ places;
     }
 }
