@@ -135,6 +135,12 @@ check "and count what such a run counts" eval "quiet && cmp -s $work/out $work/t
 check "a run writes a profile" recorded first -n 60 --sim-vram 3M --profile-save "$work/profile"
 check "a run that begins with it is recorded" recorded second -n 60 --sim-vram 3M --profile "$work/profile"
 check "the same profile repeats it" repeats second --profile "$work/profile"
+
+echo "not to be lost" >"$work/letter"
+for option in trace profile-save; do
+    try run -m "$model" -p "The sea" -n 2 -q --device sim --sim-vram 1M "--$option" "$work/letter"
+    check "--$option does not replace another kind of file" eval "[ $code -ne 0 ] && said 'letter exists and is no (trace|profile): it is not replaced' err && grep -q '^not to be lost$' $work/letter"
+done
 check "without it, it is another run" eval "! repeats second"
 
 try "${run[@]}" -n 20 --device cpu --trace "$work/cpu"

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 void file_reader_open(struct file_reader *out, const char *path, int fd, bool direct)
@@ -95,4 +96,17 @@ int file_fetch(const struct file_reader *r, uint64_t offset, size_t length, stru
         code = read_direct(r, offset - before, buffer->data, span, &got, error);
     *out = buffer->data + before;
     return code ? code : read_rest(r, offset - before, buffer->data, before + length, got, error);
+}
+
+int file_may_replace(const char *path, const char *magic, const char *what, struct strata_error *error)
+{
+    struct stat there;
+    char begins[8];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return 0; /* not there, or its opening for writing says why not */
+    bool other = fstat(fd, &there) == 0 && S_ISREG(there.st_mode) && there.st_size > 0 &&
+                 (read(fd, begins, sizeof begins) != (ssize_t)sizeof begins || memcmp(begins, magic, sizeof begins) != 0);
+    close(fd);
+    return other ? error_set(error, STRATA_E_ARGUMENT, "%s exists and is no %s: it is not replaced", path, what) : 0;
 }

@@ -36,4 +36,8 @@ int file_read(const struct file_reader *reader, uint64_t offset, void *out, size
 int file_fetch(const struct file_reader *reader, uint64_t offset, size_t length, struct file_buffer *buffer, const uint8_t **out,
                struct strata_error *error);
 
+/* Whether an output may take this name: 0, unless a file with something else in it stands there (it does not begin with `magic`, 8 bytes): then
+ * STRATA_E_ARGUMENT, and `what` is in the sentence. Somebody's model must not become a trace. */
+int file_may_replace(const char *path, const char *magic, const char *what, struct strata_error *error);
+
 #endif

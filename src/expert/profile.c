@@ -149,6 +149,8 @@ static int replace_file(const char *path, const struct contents *c, size_t size,
 int profile_write(const char *path, int n_layers, int n_experts, const float *profile, struct strata_error *error)
 {
     int code = check_parts(path, n_layers, n_experts, profile, error);
+    if (!code)
+        code = file_may_replace(path, magic, "profile", error);
     if (code)
         return code;
     size_t bytes = parts_bytes(n_layers, n_experts), size = sizeof(struct contents) + bytes;

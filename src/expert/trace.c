@@ -143,6 +143,8 @@ int trace_writer_create(struct trace_writer **out, const char *path, const struc
                                     .window = malloc(window_bytes(header, MAX_ROWS)) };
     if (!w || !w->path || !w->window)
         code = error_set(error, STRATA_E_MEMORY, "out of memory for trace %s", path);
+    else if ((code = file_may_replace(path, magic, "trace", error)))
+        ;
     else if ((w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) < 0)
         code = error_set(error, STRATA_E_IO, "trace %s: cannot create: %s", path, strerror(errno));
     else if ((reason = write_all(w->fd, head, header_bytes(head->n_layers))))
